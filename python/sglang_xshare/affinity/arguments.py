@@ -13,14 +13,14 @@ from .decision import DEFAULT, Affinity
 from .table import Table, describe_model, load_table
 
 FLAG = f"--load-balance-method {METHOD}"
-# Flags of servers without SGLang's tokenizer manager, the process that reports which requests have ended.
+# Servers with these flags have no tokenizer manager, the SGLang process that reports which requests have ended.
 SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 RUST = "SGLANG_RUST_SERVER"
 NO_SIGN_OF_END = "this server does not report which requests have ended"
 
 
 def read_affinity(server_args: Any) -> tuple[Table, float]:
-    """Return (the table, the bound) of the flags; at least one of them must be given. Raises `ExpertPolicyError`."""
+    """Return the table and the bound that the flags set. Raises `ExpertPolicyError` if a flag is wrong or missing."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:
@@ -41,7 +41,11 @@ def read_affinity(server_args: Any) -> tuple[Table, float]:
 
 
 def check_affinity(server_args: Any, table: Table) -> None:
-    """Raise `ExpertPolicyError` for a single replica, no reports of ended requests, or a table of another model."""
+    """Raise `ExpertPolicyError` if the server or the table does not fit expert-affinity dispatch.
+
+    The server must have several replicas that share no MoE layers, on one node and without disaggregation. It must
+    report which requests have ended. The table must be of the server's model.
+    """
     config = resolved(server_args)
     shared = (
         "data-parallel attention must be off, because its ranks share all MoE layers, whichever rank runs a request"
@@ -66,17 +70,20 @@ def check_affinity(server_args: Any, table: Table) -> None:
 
 
 def make_dispatcher(controller: Any) -> Dispatcher:
-    """Return the dispatcher of a data-parallel controller. The dispatcher also receives reports of ended requests."""
+    """Return the dispatcher for a data-parallel controller. The dispatcher also receives reports of ended requests."""
     table, bound = read_affinity(controller.server_args)
-    # Without a cache a repeated prompt is no cheaper on its former replica, which may have been chosen only because the
-    # others were full.
+    # Without a prefix cache, a repeated prompt costs the same on all replicas. Its previous replica may have been
+    # chosen only because the others were full.
     caches = not resolved(controller.server_args).disable_radix_cache
     affinity = Affinity(table, controller.server_args.dp_size, bound, caches)
     return Dispatcher(controller, affinity, controller.server_args.enable_metrics)
 
 
 def _check_table(server_args: Any, table: Table) -> None:
-    """Refuse a table of another model or tokenizer; skip a property that the model's folder lacks."""
+    """Raise `ExpertPolicyError` for a table of another model or tokenizer.
+
+    A property is compared only if both the table and the model's folder have it.
+    """
     path = server_args.model_path
     found = describe_model(model_config(server_args).hf_text_config, Path(path))
     for what, of_table in table.origin.items():

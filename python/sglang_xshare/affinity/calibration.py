@@ -1,4 +1,4 @@
-"""Signatures of token ids, from counts of the experts that a model routes each id to while the model reads texts."""
+"""The measurement of signatures. A model reads texts, and the experts of each token id are counted."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,26 +13,28 @@ from ..files import read_text
 from .table import Table, describe_model
 
 DIMENSIONS = 32
-"""Dimensions of a signature."""
+"""The number of dimensions of a signature."""
 LENGTH = 256
-"""Tokens of a piece of text."""
+"""The number of tokens in a piece of text."""
 BATCH = 8
-"""Pieces in one forward."""
+"""The number of pieces in one forward."""
 SAMPLES = 256
-"""Pieces of text whose signatures a table contains: 16 kB at 32 dimensions."""
+"""The most pieces of text whose signatures a table contains. They take 16 kB at 32 dimensions."""
 WIDTH = 256
-"""Numbers in a token id's sketch, a random projection of how often each expert gets the id: exact counts of 152k ids in
-48 layers of 128 experts would take 3.7 GB.
+"""The number of elements in a token id's sketch. A sketch is a random projection of the counts of an id at all experts.
+The exact counts of 152k ids, in 48 layers of 128 experts, would take 3.7 GB.
 """
 SHRINKAGE = 20
-"""Occurrences with the mean counts that are added to every id, so an id that occurs once has a small signature."""
+"""The number of average tokens that are added to each id's occurrences. So an id that occurs once has a small
+signature.
+"""
 
 
 def load_model(folder: Path, device: str) -> Any:
-    """Return the model of a checkpoint. Raises ValueError if `folder` does not contain all of it."""
+    """Return the model of the checkpoint in `folder`. Raises ValueError if the checkpoint is incomplete."""
     from transformers import AutoModelForCausalLM
 
-    # Few CPUs multiply bfloat16 faster than float32.
+    # On most CPUs, bfloat16 is not faster than float32.
     dtype = torch.float32 if device == "cpu" else "auto"
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
@@ -41,9 +43,10 @@ def load_model(folder: Path, device: str) -> Any:
 
 
 def read_texts(texts: Path, model: Path, length: int, most: int) -> torch.Tensor:
-    """Return pieces [pieces, length] of token ids of every `*.txt` in `texts`, at most `most` tokens of each file.
+    """Return the token ids of the texts, as pieces [pieces, length].
 
-    Raises ValueError without a tokenizer, and if no file fills a piece.
+    At most `most` tokens of every `*.txt` in the folder `texts` are read. Raises ValueError if the model has no
+    tokenizer, or if no file is long enough for one piece.
     """
     from transformers import AutoTokenizer
 
@@ -69,9 +72,9 @@ def calibrate(
     dimensions: int = DIMENSIONS,
     progress: Callable[[Sequence[torch.Tensor]], Iterable[torch.Tensor]] = iter,
 ) -> Table:
-    """Return the table of `model`, loaded from `folder`, by its routing of `pieces` [pieces, length] of texts.
+    """Return the table of a model, measured while the model reads texts. Raises ValueError for a dense model.
 
-    Raises ValueError for a dense model.
+    `folder` contains the model's checkpoint. `pieces` [pieces, length] contains the token ids of the texts.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
@@ -93,9 +96,10 @@ def calibrate(
 
 @contextmanager
 def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """Yield a list to which each MoE layer of a forward appends (expert ids [tokens, top-k], number of experts).
+    """Yield a list to which each MoE layer adds an entry during a forward of the model.
 
-    Transformers calls each layer's module `experts` with hidden states, ids and weights, whatever the router.
+    An entry contains the layer's expert ids [tokens, top-k] and its number of experts. With any router, Transformers
+    calls the layer's module `experts` with hidden states, ids and weights.
     """
     seen: list[tuple[torch.Tensor, int]] = []
 
@@ -111,22 +115,26 @@ def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
 
 
 def make_sketch(experts: int, layer: int) -> torch.Tensor:
-    """Return random directions [experts, WIDTH], one for each expert of a layer: sums keep the distances of counts."""
+    """Return a random direction for each expert of a layer, as [experts, WIDTH].
+
+    The distance between two sums of directions is nearly the distance between the counts of their experts.
+    """
     draw = torch.Generator().manual_seed(layer)
     return torch.randn(experts, WIDTH, generator=draw) / WIDTH**0.5
 
 
 def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Return signatures [vocabulary, dimensions] float32: principal components of each id's deviation from the mean.
+    """Return the signatures [vocabulary, dimensions] float32 of all token ids.
 
-    `sums` [vocabulary, width]: for each id, the sum of its experts' sketches; `counts` [vocabulary]: its occurrences.
-    An id without occurrences has signature 0.
+    A signature contains the principal components of an id's deviation from the mean token. An id without occurrences
+    has signature 0. `sums` [vocabulary, width] contains the sum of the sketches of each id's experts. `counts`
+    [vocabulary] contains the number of occurrences of each id.
     """
     mean = sums.sum(0) / counts.sum()
     apart = (sums - counts[:, None] * mean) / (counts + SHRINKAGE)[:, None]
     spread = apart.T @ (counts[:, None] * apart)
     directions = torch.linalg.eigh(spread.double()).eigenvectors[:, -dimensions:].flip(1).float()
-    # The sign of an eigenvector depends on the library, so its largest element is made positive.
+    # The sign of an eigenvector depends on the library, so the element that is largest in size is made positive.
     directions *= directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     return apart @ directions
 

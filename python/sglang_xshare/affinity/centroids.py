@@ -1,26 +1,29 @@
-"""Signatures of each replica's experts, from its running and its past requests."""
+"""The centroids of the replicas, which are mean signatures of their running and past requests."""
 
 import numpy as np
 
 from .table import Floats
 
 PACE = 0.03
-"""Weight of a new request in the mean signature of a replica's past requests."""
+"""The weight that a new request gets in the mean of a replica's past requests."""
 PRESENT = 0.8
-"""Weight of a replica's running requests, beside which the new request would decode. The rest is the weight of past
-requests, so a domain returns to the replica that has served it.
+"""The weight of a replica's running requests, which would be decoded together with the new request. Past requests have
+the remaining weight, so requests of a domain return to the replica that has served this domain.
 """
 
 
 class Centroids:
-    """The mean signature of each replica's running requests, and a unit vector of each replica's past requests."""
+    """The signatures of each replica: one for its running requests, and a unit vector for its past requests."""
 
     def __init__(self, samples: Floats, replicas: int) -> None:
         self._past = cluster(samples, replicas)
         self._present = np.zeros_like(self._past)
 
     def compare(self, signature: Floats, loads: Floats) -> Floats:
-        """Return a request's similarity to each replica [replicas], at most 1; `loads` [replicas]: running requests."""
+        """Return a request's similarity to each replica, as [replicas]. A similarity is at most 1.
+
+        `loads` [replicas] contains the number of running requests of each replica.
+        """
         present = self._present @ signature / np.maximum(loads, 1)
         return PRESENT * present + (1 - PRESENT) * (self._past @ signature)
 
@@ -35,15 +38,16 @@ class Centroids:
         self._present[replica] -= signature
 
     def clear(self, replica: int) -> None:
-        """Reset an idle replica's sum, which removes rounding errors."""
+        """Reset the sum of an idle replica's signatures. This removes rounding errors."""
         self._present[replica] = 0
 
 
 def cluster(samples: Floats, replicas: int, rounds: int = 10) -> Floats:
-    """Return unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means.
+    """Return unit centroids [replicas, dimensions] of the samples, from spherical k-means.
 
-    Each centroid starts as the sample that is least similar to the centroids before it. Samples repeat if there are
-    fewer samples than replicas.
+    `samples` [samples, dimensions] contains unit vectors. They are repeated if there are fewer samples than replicas.
+    The first centroid starts as the sample nearest to the mean. Each other centroid starts as the sample that is least
+    similar to the centroids before it.
     """
     samples = np.resize(samples, (max(len(samples), replicas), samples.shape[1])).astype(np.float32)
     chosen = [int(np.argmax(samples @ samples.mean(0)))]

@@ -14,7 +14,7 @@ DESCRIPTION = "measure the table of expert signatures that --expert-affinity tak
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `calibrate`."""
+    """Add the subcommand `calibrate`."""
     parser = subparsers.add_parser("calibrate", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--model", type=path, required=True, metavar="DIR", help="a folder with the checkpoint")
     parser.add_argument("--texts", type=path, required=True, metavar="DIR", help="a folder of *.txt like your traffic")
@@ -25,7 +25,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the table. Raises ValueError, and OSError for a file that cannot be read or written."""
+    """Measure the table and write it to a file.
+
+    Raises ValueError if an argument is wrong, and OSError if a file cannot be read or written.
+    """
     try_file("--out", arguments.out)
     folder = arguments.model
     config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))

@@ -1,4 +1,4 @@
-"""The dispatcher that SGLang's data-parallel controller calls with every request, and its log line and metrics."""
+"""The dispatcher that SGLang's data-parallel controller calls for every request, and its log line and metrics."""
 
 import logging
 import time
@@ -13,23 +13,23 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "sglang:expert_affinity_"
 LOG_INTERVAL = 10.0
-"""Least seconds between log lines. A server without requests writes no line."""
+"""The minimum time between two log lines, in seconds. A server without requests writes no line."""
 
 
 class Dispatcher:
-    """A sender of each request to the worker of `controller` that `affinity` chooses."""
+    """A dispatcher that sends each request to a worker of `controller`. `affinity` chooses the worker."""
 
     def __init__(self, controller: Any, affinity: Affinity, export: bool = False) -> None:
         self._controller = controller
         self.affinity = affinity
         self._counts = DecisionCounts(len(affinity.loads), export)
         self._logged = time.monotonic()
-        # The controller calls `send_control_message` with every message for which it has no other method.
+        # The controller calls `send_control_message` with every message that no other method handles.
         self._send_control_message = controller.send_control_message
         controller.send_control_message = self.receive
 
     def __call__(self, request: Any) -> None:
-        """Send a `TokenizedGenerateReqInput` or `TokenizedEmbeddingReqInput`."""
+        """Send a request, which is a `TokenizedGenerateReqInput` or a `TokenizedEmbeddingReqInput`."""
         from sglang.srt.managers.io_struct import sock_send
 
         controller = self._controller
@@ -48,7 +48,7 @@ class Dispatcher:
             logger.info(self._counts.format_log(self.affinity.loads))
 
     def decide(self, request: Any, replica: int | None = None) -> Decision:
-        """Decide where a request goes: to `replica`, if it is given."""
+        """Return the decision for a request. If `replica` is given, the request goes to this replica."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
         # A prompt of embeddings has no token ids, and the ids of a health check are arbitrary.
@@ -56,7 +56,10 @@ class Dispatcher:
         return self.affinity.choose(request.rid, tokens, **_describe(request), replica=replica)
 
     def receive(self, message: Any) -> None:
-        """Remove an ended request from its replica (`report_end`); send any other control message to the workers."""
+        """Handle a control message.
+
+        A message from `report_end` removes an ended request from its replica. Any other message is sent to the workers.
+        """
         if getattr(message, "method", None) == METHOD:
             self.affinity.finish(message.rid)
         else:
@@ -64,7 +67,7 @@ class Dispatcher:
 
 
 def _describe(request: Any) -> dict[str, Any]:
-    """Return keywords of `Affinity.choose`: a request's conversation, its session, and the salt of its prompt."""
+    """Return a request's conversation, session and salt, as keyword arguments of `Affinity.choose`."""
     session = getattr(request, "session_params", None)
     # All images have the same placeholder ids, so a prompt with an image has a salt of its own.
     image = request.rid if getattr(request, "mm_inputs", None) is not None else None
@@ -76,7 +79,7 @@ def _describe(request: Any) -> dict[str, Any]:
 
 
 class DecisionCounts:
-    """Counts of decisions since the last log line; with `export`, counts since the start are on `/metrics`."""
+    """Counts of decisions since the last log line. With `export`, `/metrics` has the counts since the start."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
         self._sent = [0] * replicas
@@ -84,7 +87,7 @@ class DecisionCounts:
         self._metrics = _make_metrics() if export else None
 
     def count(self, decision: Decision, loads: Sequence[int]) -> None:
-        """Count one decision; `loads` [replicas] are the requests of each replica after the decision."""
+        """Count one decision. `loads` [replicas] contains each replica's running requests after the decision."""
         self._sent[decision.replica] += 1
         self._reasons[decision.reason] += 1
         if self._metrics:

@@ -1,4 +1,4 @@
-"""The choice of the replica that gets a request."""
+"""The choice of a replica for each request."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -11,27 +11,32 @@ from .recent import KEYS, SESSIONS, Prefixes, Recent, hash_blocks
 from .table import Floats, Table
 
 DEFAULT = 1.175
-"""Default bound: the widest, in steps of 0.025, at which the mean load imbalance over all traffic of
-benchmark/README.md stayed below 1.1, with 2, 4 and 8 replicas.
+"""The default bound. Bounds were tested in steps of 0.025 on all traffic of benchmark/README.md, with 2, 4 and 8
+replicas. This is the largest bound at which the mean load imbalance stayed below 1.1.
 """
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Reasons for a choice. affinity: the highest score, by similar experts and cached prefix. bound: another replica has a
-higher score, but is full or too loaded for its lead. idle: the chosen replica is idle, and a busy one has a higher
-score. sticky: the replica of the conversation's earlier turns. session: the replica of the session. load: the fewest
-requests, because the request has neither signature nor cached prefix. directed: the client's choice.
+"""The reasons for a choice.
+
+- affinity: The replica has the highest score, from similar experts and a cached prefix.
+- bound: Another replica has a higher score, but is full, or its load outweighs its higher score.
+- idle: The replica is idle, and a busy replica has a higher score.
+- sticky: The replica has served earlier turns of the conversation.
+- session: The replica contains the session.
+- load: The replica has the fewest requests. The request has neither a signature nor a cached prefix.
+- directed: The client has chosen the replica.
 """
 PREFIX_WEIGHT = 2.0
-"""Weight of the cached share of a prompt, beside the similarity of experts. The similarity is about 0.5 within a domain
-and below 0 across domains, so a replica that has cached a third of a prompt wins over a replica of the prompt's domain.
-A common beginning of all prompts is soon in every cache, and decides nothing.
+"""The weight of the cached share of a prompt, if the similarity of experts has weight 1. The similarity is about 0.5
+within a domain and below 0 across domains. So a replica that has cached a third of a prompt wins over a replica of the
+prompt's domain. A common beginning of all prompts is soon in every cache, and then does not affect the choice.
 """
 
 
 def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[int]:
-    """Return the replicas of `alive` that may take one more request, at least one.
+    """Return the replicas that may receive one more request. At least one replica may.
 
-    If any replica is idle, only idle replicas may. Otherwise a replica may have, with the new request, at most
-    max(`bound` x mean, mean rounded up) requests. The mean counts the new request.
+    If any replica in `alive` is idle, only idle replicas may receive the request. Otherwise a replica may receive it if
+    the replica then has at most max(`bound` x mean, mean rounded up) requests. The mean includes the new request.
     """
     idle = [replica for replica in alive if not loads[replica]]
     if idle:
@@ -42,12 +47,12 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
 
 
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
-    """Return the price of one more request on each replica, a number to subtract from the replica's score.
+    """Return the price of one more request on each replica. The price is subtracted from the replica's score.
 
-    The price is 0 up to the mean load rounded up. Each request above that adds 1 / (mean x (bound - 1)), so the price
-    is about 1 at the bound, and a nearly full replica wins only by a clear lead. In the simulation of
-    benchmark/README.md (mixed traffic, 4 replicas) 44.6 experts are active instead of round robin's 54.0, at an
-    imbalance of 1.08.
+    The price is 0 up to the mean load, rounded up. Each request above that adds 1 / (mean x (bound - 1)), so the price
+    is about 1 at the bound. A nearly full replica is therefore chosen only if its score is much higher. In the
+    simulation of benchmark/README.md (mixed traffic, 4 replicas), 44.6 experts are active, compared with 54.0 under
+    round robin. The load imbalance is then 1.08.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)
@@ -55,23 +60,23 @@ def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list
 
 
 def _mean(loads: Sequence[int], alive: Sequence[int]) -> float:
-    return (sum(loads[replica] for replica in alive) + 1) / len(alive)  # the new request counts
+    return (sum(loads[replica] for replica in alive) + 1) / len(alive)  # plus the new request
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A replica and one of `REASONS`."""
+    """The chosen replica, and the reason for the choice (one of `REASONS`)."""
 
     replica: int
     reason: str
 
 
 class Affinity:
-    """Decisions for requests to `replicas` replicas, and each replica's running requests.
+    """The choice of a replica for each request, and the running requests of each replica.
 
-    `bound` is the most requests of a replica, as a multiple of the mean (`list_open`); it also sets the price of
-    requests above the mean (`price_load`). `caches` is True if replicas cache prompts: a prompt is then cheaper on a
-    replica that has received a prompt with the same beginning. The same calls give the same decisions.
+    `bound` limits the requests of a replica to a multiple of the mean (`list_open`). It also sets the price of requests
+    above the mean (`price_load`). `caches` is True if replicas cache prompts. A prompt then costs less on a replica
+    that has received a prompt with the same beginning. The same calls always give the same decisions.
     """
 
     def __init__(self, table: Table, replicas: int, bound: float = DEFAULT, caches: bool = True) -> None:
@@ -96,13 +101,14 @@ class Affinity:
         salt: Hashable = None,
         replica: int | None = None,
     ) -> Decision:
-        """Choose a replica for a request with these prompt tokens, and count the request there until `finish(request)`.
+        """Choose a replica for a request. The request counts as running there until `finish` is called.
 
-        `key` names a conversation: its requests go to the same replica while `list_open` contains that replica.
-        `session` names a state that lives in one replica: its requests go there at any load while the replica is alive.
-        Prompts of different `salt` share no cache. `replica`, if given, gets the request, its conversation and session.
+        `tokens` contains the prompt's token ids. `key` names a conversation, whose requests go to the same replica as
+        long as `list_open` includes this replica. `session` names a state that exists on one replica only. Its requests
+        go to this replica at any load, as long as the replica is alive. Prompts with different `salt` share no cache.
+        If `replica` is given, the request goes there, and its conversation and session move there.
 
-        Raises RuntimeError if no replica is alive.
+        Raises RuntimeError if no replica is alive and `replica` is None.
         """
         if not self._alive and replica is None:
             raise RuntimeError("no replica is alive")
@@ -120,7 +126,7 @@ class Affinity:
         return decision
 
     def finish(self, request: Hashable) -> None:
-        """Remove an ended request, if it runs."""
+        """Remove a request that has ended. Do nothing if the request is not running."""
         if request not in self._running:
             return
         replica, signature = self._running.pop(request)
@@ -131,7 +137,11 @@ class Affinity:
             self._centroids.clear(replica)
 
     def set_alive(self, alive: Sequence[int]) -> None:
-        """Set the replicas that get requests. A replica that returns has no cache, but its past requests' signature."""
+        """Set the replicas that can receive requests.
+
+        A replica that is no longer alive loses its requests and its cached prefixes. It keeps the signature of its past
+        requests, in case it returns.
+        """
         for replica in set(self._alive) - set(alive):
             for request in [name for name, (home, _) in self._running.items() if home == replica]:
                 self.finish(request)
@@ -155,7 +165,7 @@ class Affinity:
         return Decision(chosen, "bound" if self.loads[chosen] else "idle")
 
     def _score(self, signature: Floats | None, blocks: Sequence[int]) -> list[float] | None:
-        """Return each replica's score for a request; None for a request with neither signature nor cached prefix."""
+        """Return each replica's score for a request, or None if the request has no signature and no cached prefix."""
         cached = [PREFIX_WEIGHT * self._prefixes.match(replica, blocks) for replica in range(len(self.loads))]
         if signature is None:
             return cached if any(cached) else None

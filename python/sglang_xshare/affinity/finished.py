@@ -1,4 +1,4 @@
-"""Reports of ended requests to the controller of replicas, over SGLang's own socket for requests.
+"""Reports of ended requests, sent to the data-parallel controller over SGLang's socket for requests.
 
 SGLang's tokenizer process removes every ended request from a dictionary. `WatchedRequests` replaces that dictionary.
 """
@@ -13,7 +13,7 @@ from . import METHOD
 
 
 class WatchedRequests(UserDict[str, Any]):
-    """SGLang's states of requests by id; `report` gets the id of each request that is removed or replaced."""
+    """SGLang's request states by request id. `report` is called with the id of each removed or replaced request."""
 
     def __init__(self, states: Mapping[str, Any], report: Callable[[str], None]) -> None:
         self._report = report
@@ -35,9 +35,10 @@ class WatchedRequests(UserDict[str, Any]):
 
 
 def report_end(manager: Any, request: str) -> None:
-    """Send an ended request's id from a tokenizer manager to the controller: `Dispatcher.receive` takes it.
+    """Send the id of an ended request from a tokenizer manager to the controller.
 
-    The message follows the request on the same socket. The controller ignores the end of a request that it never got.
+    The message arrives after the request, because both use the same socket. `Dispatcher.receive` handles the message,
+    and ignores the id of an unknown request.
     """
     from sglang.srt.managers.io_struct import RpcReqInput
 

@@ -1,4 +1,4 @@
-"""Recent conversations of replicas, and the beginnings of prompts in the replicas' caches."""
+"""The recent conversations and prompts of each replica."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -7,19 +7,23 @@ from itertools import accumulate
 from .table import to_ids
 
 BLOCK = 32
-"""Tokens of a block, the unit in which prompts are compared."""
+"""The number of tokens in a block. Prompts are compared block by block."""
 BLOCKS = 65_536
-"""Remembered blocks of a replica: 2 million tokens, more than most KV caches contain."""
+"""The most blocks that are remembered for a replica. They contain 2 million tokens, more than most KV caches do."""
 HASHED = 1024
-"""Hashed blocks of a prompt: 32,768 tokens. Prompts that share so many tokens count as equal."""
+"""The most blocks of a prompt that are hashed. They contain 32,768 tokens. Prompts that share all of these tokens count
+as equal.
+"""
 KEYS = 65_536
-"""Remembered conversations."""
+"""The most conversations that are remembered."""
 SESSIONS = 262_144
-"""Remembered sessions, 45 MB when full. Conversations may move between replicas, sessions may not."""
+"""The most sessions that are remembered. They take 45 MB. More sessions than conversations are remembered, because a
+session cannot move to another replica.
+"""
 
 
 class Recent(OrderedDict[Hashable, int]):
-    """A mapping that keeps the `most` latest keys."""
+    """A mapping that removes its oldest key if it has more than `most` keys."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -34,29 +38,35 @@ class Recent(OrderedDict[Hashable, int]):
 
 
 class Prefixes:
-    """The recent prompts of each replica, as hashes of their blocks."""
+    """The recent prompts of each replica, stored as hashes of their blocks."""
 
     def __init__(self, replicas: int) -> None:
         self._blocks = [Recent(BLOCKS) for _ in range(replicas)]
 
     def match(self, replica: int, blocks: Sequence[int]) -> float:
-        """Return the share of a prompt's `blocks`, up to the first missing block, among a replica's recent blocks."""
+        """Return the share of a prompt's `blocks` that a replica has recently received.
+
+        Only the blocks before the first missing block count.
+        """
         known = self._blocks[replica]
         count = next((place for place, block in enumerate(blocks) if known.get(block) is None), len(blocks))
         return count / max(len(blocks), 1)
 
     def add(self, replica: int, blocks: Sequence[int]) -> None:
-        """Add a prompt to a replica."""
+        """Add the blocks of a prompt to a replica."""
         for block in blocks:
             self._blocks[replica][block] = 0
 
     def clear(self, replica: int) -> None:
-        """Clear a replica's blocks, after the replica has lost its cache."""
+        """Remove all blocks of a replica that has lost its cache."""
         self._blocks[replica] = Recent(BLOCKS)
 
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
-    """Return a hash for each of the first `HASHED` full blocks, over `salt` and all tokens up to the block's end."""
+    """Return a hash for each full block of a prompt, for at most `HASHED` blocks.
+
+    A block's hash covers `salt` and all tokens up to the end of the block.
+    """
     ids = to_ids(tokens[: HASHED * BLOCK])
     blocks = (ids[end - BLOCK : end].tobytes() for end in range(BLOCK, len(ids) + 1, BLOCK))
     return list(accumulate(blocks, lambda number, block: hash((number, block)), initial=hash(salt)))[1:]

@@ -1,4 +1,7 @@
-"""The table of signatures, a vector for each token id. `calibrate` writes the table, `--expert-affinity` reads it."""
+"""The table of signatures, which contains a vector for each token id.
+
+The command `calibrate` writes the table, and a server with `--expert-affinity` reads it.
+"""
 
 import hashlib
 import math
@@ -16,9 +19,9 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 
 FORMAT = "sglang-xshare expert affinity 2"
 READ = 4096
-"""The most tokens of a prompt that its signature averages. In each domain of the shipped checkpoint's corpus, the mean
-of 4096 evenly spaced tokens has a cosine similarity of at least 0.997 to the mean of all 23,000 to 56,000 tokens; the
-means of two domains have at most 0.8.
+"""The most tokens of a prompt that are averaged for its signature. In each domain of the shipped checkpoint's corpus,
+the mean of 4096 evenly spaced tokens is close to the mean of all 23,000 to 56,000 tokens. Their cosine similarity is at
+least 0.997. The means of two domains have a cosine similarity of at most 0.8.
 """
 Floats = npt.NDArray[np.float32]
 
@@ -27,9 +30,10 @@ Floats = npt.NDArray[np.float32]
 class Table:
     """A table of signatures.
 
-    `signatures` of token ids: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id
-    that is absent from the texts. `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts,
-    from which centroids start. `origin`: the measured model, from `describe_model`.
+    `signatures` [vocabulary, dimensions] float16 contains the signature of each token id, relative to the mean token of
+    the texts. An id that is absent from the texts has signature 0. `samples` [samples, dimensions] float16 contains
+    unit signatures of pieces of the texts. Centroids start from them. `origin` identifies the measured model (see
+    `describe_model`).
     """
 
     signatures: npt.NDArray[np.float16]
@@ -42,7 +46,11 @@ class Table:
         return len(self.signatures)
 
     def sign(self, tokens: Sequence[int]) -> Floats | None:
-        """Return a prompt's unit signature [dimensions], of up to `READ` evenly spaced tokens; None if it has none."""
+        """Return the unit signature [dimensions] of a prompt.
+
+        The signature is the mean over up to `READ` evenly spaced tokens. Return None if no token has a known id, or if
+        the mean is 0.
+        """
         ids = to_ids(tokens[:: max(math.ceil(len(tokens) / READ), 1)])
         known = ids[(ids >= 0) & (ids < self.vocabulary)]  # other ids stand for images and the like
         if not len(known):
@@ -52,13 +60,13 @@ class Table:
         return mean / length if length > 1e-6 else None
 
     def save(self, path: Path) -> None:
-        """Write the table. Raises OSError for a file that cannot be written."""
+        """Write the table to a file. Raises OSError if the file cannot be written."""
         tensors = {"signatures": self.signatures, "samples": self.samples}
         path.write_bytes(save(tensors, {"format": FORMAT, **self.origin}))
 
 
 def to_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return token ids as an array; -1 for a number beyond 64 bits, which a client may send."""
+    """Return token ids as an array. A number of more than 64 bits, which a client may send, becomes -1."""
     try:
         return np.asarray(tokens, dtype=np.int64)
     except OverflowError:
@@ -66,7 +74,7 @@ def to_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
 
 
 def load_table(path: Path) -> Table:
-    """Read a table. Raises ValueError, in one line, for any other file."""
+    """Read a table from a file. Raises ValueError, with a message of one line, if the file is not a table."""
     if path.is_dir():
         raise ValueError("a folder")
     try:
@@ -80,7 +88,7 @@ def load_table(path: Path) -> Table:
 
 
 def describe_model(text_config: Any, folder: Path) -> dict[str, str]:
-    """Return a model's identity, from its text configuration and tokenizer; "" for a missing property."""
+    """Return a model's properties from its text configuration and tokenizer. A missing property is ""."""
     found = {
         "model type": getattr(text_config, "model_type", ""),
         "number of layers": getattr(text_config, "num_hidden_layers", ""),
@@ -92,6 +100,6 @@ def describe_model(text_config: Any, folder: Path) -> dict[str, str]:
 
 
 def hash_tokenizer(model: Path) -> str:
-    """Return the sha256 of a model's tokenizer.json, "" for a folder without this file."""
+    """Return the sha256 of the tokenizer.json in a model's folder, or "" if the file is missing."""
     file = model / "tokenizer.json"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""

@@ -1,6 +1,7 @@
-"""Adaptive draft depth: `--speculative-adaptive` with the depth that gives the most tokens per second at a batch size.
+"""Adaptive draft depth, which gives each batch size the depth with the most tokens per second.
 
-`decision.py` makes the decisions, without SGLang or a clock; `policy.py` implements SGLang's `AdaptiveSpecPolicy`.
+It requires `--speculative-adaptive`. `decision.py` chooses the depths, without SGLang or a clock. `policy.py`
+implements SGLang's `AdaptiveSpecPolicy`.
 """
 
 from typing import Any
@@ -10,14 +11,14 @@ from ..upstream.server import is_release
 THROUGHPUT, UPSTREAM = "throughput", "upstream"
 """The values of --expert-policy-draft-depth."""
 SINCE = "0.5.20"
-"""The first release that passes an `AdaptiveSpecPolicy` to its `AdaptiveController`."""
+"""The first SGLang release that passes an `AdaptiveSpecPolicy` to its `AdaptiveController`."""
 
 
 def is_on(config: Any) -> bool:
     """Return whether a server with these arguments chooses the depth by tokens per second.
 
-    A server does so if the user sets `THROUGHPUT`, and by default, from release `SINCE` on, with a policy except
-    vanilla. Resolved arguments have `speculative_adaptive` set only if SGLang's drafter adapts.
+    The user can switch this on with `THROUGHPUT`. By default, it is on from release `SINCE`, unless the policy is
+    vanilla. It is always off without `speculative_adaptive`. SGLang clears this argument if the drafter cannot adapt.
     """
     if not getattr(config, "speculative_adaptive", False):
         return False

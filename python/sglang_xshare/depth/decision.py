@@ -1,4 +1,7 @@
-"""The choice of a draft depth: the most tokens per second, from the accepted drafts and the times of steps."""
+"""The choice of the draft depth that gives the most tokens per second.
+
+The choice uses the measured times of steps and the shares of accepted draft tokens.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,39 +11,43 @@ from types import MappingProxyType
 from .shares import Shares
 
 MARGIN = 1.02
-"""The smallest gain in speed, as a factor, for which another depth replaces the depth in use."""
+"""The smallest factor by which another depth must be faster to replace the depth in use."""
 TRIAL = 8
-"""Verifications in a trial of a depth that has no time yet."""
+"""The number of verify steps in a trial of a depth that has no measured time yet."""
 RETRIAL, PERIOD = 4, 256
-"""RETRIAL: verifications in a repeated trial, of a neighbour of the chosen depth. PERIOD: the most verifications at a
-batch size between two trials of one depth.
+"""RETRIAL is the number of verify steps in a repeated trial. Only the two neighbours of the depth in use are tried
+repeatedly. PERIOD is the most verify steps at a batch size between two trials of one depth.
 """
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. A
-choice from few steps may be wrong; short periods correct it soon. In 600 simulated verifications after a change (6 %
-noise, 10 % drift) the slowest tenth of the servers reached 0.96 of the best speed, and 0.91 with PERIOD from the start
-on.
+"""The first period after a change of the depth has SOON verify steps. Each next period is longer by the factor SLOWER,
+up to PERIOD. A choice from few steps may be wrong, and short periods correct it soon. Servers were simulated for 600
+verify steps after a change, with 6 % noise and 10 % drift. The slowest tenth of the servers reached 0.96 of the best
+speed. When all periods were PERIOD, they reached 0.91.
 """
 BLOCK = 16
-"""Verifications of the chosen depth between two decisions; two trials are at least this many apart."""
+"""The number of verify steps at the depth in use between two decisions. Two trials are at least this far apart."""
 HISTORY = 8
-"""Steps that the smoothed time of a depth covers: about three retrials, each of which times 3 of its 4 steps."""
+"""The number of steps that a smoothed time covers. This is about three repeated trials, because 3 of the 4 steps in a
+trial are timed.
+"""
 NEAR = 2
-"""The largest ratio of two batch sizes if one borrows the times of the other. Some of 16 concurrent requests end before
-others, so batches of 9 to 15 come and go. Without borrowing, each of these sizes made 4 trials of 8 verifications, and
-a server reached only 0.89 to 0.93 of the best depth's speed for three rounds of the benchmark.
+"""The largest ratio of two batch sizes at which one may borrow the times of the other. Some of 16 concurrent requests
+end before others, so batches of 9 to 15 requests occur. Without borrowing, each of these batch sizes made 4 trials of 8
+verify steps. A server then reached only 0.89 to 0.93 of the best depth's speed, for three rounds of the benchmark.
 """
 CHANGE = 2.0
-"""The largest factor of one update of a smoothed time: the median of few steps may be a step that waited."""
+"""The largest factor by which one update changes a smoothed time. A limit is needed because the median of few steps may
+be the time of a step that waited.
+"""
 
 NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second, `tokens[d] / seconds[d]`, or keep `depth`.
+    """Return the depth with the most tokens per second.
 
-    Keep `depth` if it has no time, or if no other depth is more than `MARGIN` times as fast. Of equally fast depths
-    return the shallowest.
+    The speed of depth d is `tokens[d] / seconds[d]`. Return `depth`, the depth in use, if it has no time, or if no
+    other depth is more than `MARGIN` times as fast. If several depths are equally fast, return the smallest of them.
     """
     if depth not in seconds:
         return depth
@@ -53,9 +60,9 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 class SizeState:
     """The depth of one batch size, and the smoothed times of its steps.
 
-    A block is a run of verifications at one depth, after which the depth is decided anew: `BLOCK` verifications at the
-    chosen depth `depth`, or fewer at the depth `trial`. `left` verifications remain in the current block, and `clock`
-    counts all verifications at this batch size.
+    A block is a run of verify steps at one depth. After each block, the depth is chosen again. A block has `BLOCK`
+    verify steps at the depth in use (`depth`), or fewer in a trial of another depth (`trial`). `left` is the number of
+    verify steps that remain in the current block. `clock` counts all verify steps at this batch size.
     """
 
     candidates: Sequence[int]
@@ -64,12 +71,12 @@ class SizeState:
     left: int = 0
     period: float = SOON
     is_new: bool = True
-    """True until the depth in use has completed a block."""
+    """True until the depth in use has completed its first block."""
     clock: int = 0
     last: dict[int, int] = field(default_factory=dict)
-    """The clock at the latest verification of each depth."""
+    """The value of `clock` at the latest verify step of each depth."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """The smoothed time of a step, by depth, for the depths that have a time."""
+    """The smoothed time of a step in seconds, for each depth that has a measured time."""
     _steps: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -78,7 +85,7 @@ class SizeState:
         return self.depth if self.trial is None else self.trial
 
     def count(self, depth: int) -> bool:
-        """Count a verification. Return whether the block has ended, so the next depth must be decided."""
+        """Count a verify step. Return whether the block has ended, so the next depth must be chosen."""
         self.clock += 1
         self.last[depth] = self.clock
         if depth == self.current:
@@ -86,12 +93,12 @@ class SizeState:
         return self.left <= 0
 
     def update_times(self, depth: int, seconds: Sequence[float]) -> None:
-        """Update the smoothed times with the `seconds` of steps of one depth.
+        """Update the smoothed times after steps at one depth.
 
-        The median ignores a step that waited for something else. A change at the depth in use scales the times of all
-        depths, because contexts have grown or the machine has become slower: so times of different moments stay
-        comparable. In the first block of a new depth only its own time is updated: the time is from few steps, so its
-        change is no sign of a change at the other depths.
+        `seconds` contains the measured times of these steps. Their median ignores a step that waited for something
+        else. If the time of the depth in use changes, contexts have grown or the machine has become slower. The times
+        of all depths are then scaled by the same factor, so they stay comparable. In the first block of a new depth,
+        only its own time is updated. A change over few steps does not show that the other depths have changed.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -105,15 +112,17 @@ class SizeState:
             self.seconds[changed] *= change
 
     def forget_times(self) -> None:
-        """Forget the times, so each depth is tried again."""
+        """Remove the times, so each depth is tried again."""
         for known in (self.seconds, self._steps, self.last):
             known.clear()
         self.period = SOON
 
     def decide(self, tokens: Sequence[float], borrowed: Mapping[int, float] = NOTHING) -> None:
-        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or a trial that is due.
+        """Choose the depth in use and the next block.
 
-        `borrowed` times replace those that are missing.
+        The next block is a trial, if one is due. Otherwise it has `BLOCK` verify steps at the depth in use. `tokens`
+        contains the mean tokens that a request gets from a step at each depth. `borrowed` contains times for depths
+        without a time.
         """
         seconds = {**borrowed, **self.seconds}
         former, self.depth = self.depth, choose(tokens, seconds, self.depth)
@@ -131,7 +140,10 @@ class SizeState:
             self.left = TRIAL
 
     def _find_due(self, seconds: Mapping[int, float]) -> Iterator[int]:
-        """Yield the depths due for a trial: those without a time, then neighbours that were not used for a period."""
+        """Yield the depths that are due for a trial, because they were not used for a period.
+
+        Depths without a time come first, then the neighbours of the depth in use.
+        """
         place = self.candidates.index(self.depth)
         neighbours = [one for one in self.candidates[max(place - 1, 0) : place + 2] if one != self.depth]
         untimed = [one for one in (*neighbours, *self.candidates) if one not in seconds]
@@ -143,8 +155,8 @@ class SizeState:
 class Depths:
     """The depths of a server's batch sizes.
 
-    `find_candidates` returns the depths to choose from at a batch size, ascending, of at most `deepest` drafts; `start`
-    is the first depth.
+    `find_candidates` returns the depths that a batch size may use, in ascending order. `deepest` is the largest of all
+    depths, and `start` is the first depth.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
@@ -153,7 +165,7 @@ class Depths:
         self._find_candidates, self._start = find_candidates, start
 
     def find(self, size: int) -> SizeState:
-        """Return the state of a batch size; a new size copies its depth from the nearest one (`_copy_depth`)."""
+        """Return the state of a batch size. The depth of a new batch size comes from `_copy_depth`."""
         found = self.states.get(size)
         if found is None:
             candidates = self._find_candidates(size)
@@ -162,15 +174,15 @@ class Depths:
         return found
 
     def count(self, size: int, depth: int, accepted: Sequence[int]) -> bool:
-        """Count a completed verification. Return whether the next depth of its batch size must be decided."""
+        """Count a completed verify step. Return whether the next depth of its batch size must be chosen."""
         self.shares.count(depth, accepted)
         return self.find(size).count(depth)
 
     def decide(self, size: int) -> None:
-        """Decide the depth of a batch size until its next block ends.
+        """Choose the depth of a batch size for its next block.
 
-        Only a step directly after a step of the same size and depth is timed. A size that never has such a step, for
-        example with a prefill before each, has no times: it copies the depth of the nearest size that has times.
+        A step is timed only if the step before it had the same batch size and depth. A batch size may have no such
+        step, for example if a prefill runs before each of its steps. Then it copies the depth of another batch size.
         """
         own = self.states[size]
         if not own.seconds:
@@ -178,10 +190,11 @@ class Depths:
         own.decide(self.shares.expect(), self._borrow(size))
 
     def _copy_depth(self, size: int, candidates: Sequence[int]) -> int:
-        """Return the candidate nearest to the depth of the nearest batch size that has times.
+        """Return a depth for a batch size that has no times.
 
-        If no size has times, the nearest known size takes its place: `size` itself, if it is known. The first size of
-        all begins at the start depth.
+        The depth comes from the nearest batch size that has times. If no batch size has times, it comes from the
+        nearest known batch size, which may be `size` itself. The first batch size of the server uses the start depth.
+        If the depth is not in `candidates`, return the nearest candidate.
         """
         timed = [known for known, state in self.states.items() if state.seconds]
         near = min(timed or self.states, key=lambda one: (abs(one - size), one), default=None)
@@ -191,8 +204,8 @@ class Depths:
     def _borrow(self, size: int) -> dict[int, float]:
         """Return an estimated time for each depth that has no time at this batch size.
 
-        The estimate is from the nearest batch size that has timed that depth and the depth in use: there the two times
-        show how much longer a step of that depth takes.
+        The estimate uses the nearest batch size that has times for this depth and for the depth in use. The ratio of
+        these two times is assumed to be the same at both batch sizes.
         """
         own, found = self.states[size], dict[int, float]()
         missing = [one for one in own.candidates if one not in own.seconds]
@@ -209,7 +222,7 @@ class Depths:
         return found
 
     def forget_times(self) -> None:
-        """Forget the times of steps, as after a switch of the policy. Keep depths and shares."""
+        """Remove the times of all steps, for example after a switch of the policy. Keep the depths and the shares."""
         for state in self.states.values():
             state.forget_times()
             state.decide(self.shares.expect())

@@ -1,4 +1,4 @@
-"""Draft depths in the decode log, in GET /expert_policy and on `/metrics`."""
+"""The reports of draft depths in the decode log, in GET /expert_policy and on `/metrics`."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from ..upstream.ranks import is_first_rank
 from .policy import ThroughputPolicy
 
 GROUP = "depth"
-"""The group of depths in `FIGURES` (stage/record/figures.py)."""
+"""The name of the figures about depths in `FIGURES` (stage/record/figures.py)."""
 
 
 class DepthReport:
-    """The reports on one scheduler's depths, from numbers of the host alone: they never wait for the device."""
+    """The reports of one scheduler's depths. They use only numbers on the host, so they never wait for the device."""
 
     def __init__(self, policy: ThroughputPolicy) -> None:
         self.policy = policy
@@ -21,15 +21,19 @@ class DepthReport:
         self._attempt = Attempts()
 
     def log(self) -> str:
-        """Return the end of a decode log line: the depth of the last batch size; empty before a verification."""
+        """Return the end of a decode log line, which shows the depth of the last batch size.
+
+        Return "" before the first verify step.
+        """
         latest = self.policy.latest
         return "" if latest is None else f", draft depth {self.policy.depths.states[latest].depth}"
 
     def describe(self) -> dict[str, Any]:
-        """Return the shares of accepted drafts by depth, empty before a draft, and the depths of each batch size.
+        """Return the shares of accepted draft tokens and the state of each batch size.
 
-        For the depth in use, and for each depth with a time, a batch size has the tokens that a request gets in a step
-        and the step's milliseconds.
+        The list of shares is empty before the first draft token. The state of a batch size describes the depth in use
+        and all depths that have a measured time. For each of these depths, it contains the tokens that a request gets
+        in a step, and the time of the step in milliseconds.
         """
         shares = self.policy.depths.shares
         tokens, sizes = shares.expect(), []
@@ -41,7 +45,7 @@ class DepthReport:
         return {"accepted": [] if shares.pooled is None else shares.shares, "batch_sizes": sizes}
 
     def publish(self, reporter: Any) -> None:
-        """Export the depths to the metrics of upstream's `reporter`, on the first rank, if new steps were verified."""
+        """Export the depths to SGLang's metrics. Only the first rank exports them, and only after new verify steps."""
         if reporter is None or self._published == self.policy.verifications or not is_first_rank():
             return
         self._published = self.policy.verifications

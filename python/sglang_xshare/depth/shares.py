@@ -1,28 +1,36 @@
-"""The shares of drafts that the target accepts, by their depth."""
+"""The shares of draft tokens that the target model accepts, by depth."""
 
 from collections.abc import Sequence
 
 MEMORY = 64
-"""Verifications after which the weight of a result has fallen to 1/e: few enough to follow a change of the text within
-300 verifications, enough to estimate a share to 0.05 from one request.
+"""The number of verify steps after which the weight of a result has fallen to 1/e. It is small enough to follow a
+change of the text within 300 verify steps. It is large enough to estimate a share to 0.05 from one request.
 """
 LEAST = 1.0
-"""The least weight of a depth's results: its share survives a time without drafts, and new results outweigh it."""
+"""The minimum weight of a depth's old results. A depth therefore keeps its share while it is not used, and new results
+still outweigh the old ones.
+"""
 PRIOR = 0.5
-"""The weight, in results, of the previous depth's share as a prior: a depth without results has the prior's share."""
+"""The weight of the prior, as a number of results. The prior of a depth is the share of the previous depth. A depth
+without results has this share.
+"""
 
 
 class Shares:
-    """The smoothed share q_i of requests whose i-th draft was accepted, among those with all earlier drafts accepted.
+    """The smoothed shares q_i of accepted draft tokens, for the depths i from 1 to `deepest`.
 
-    i is 1 to `deepest`. Verifications of all batch sizes count, each in the order of its completion.
+    Of all requests whose first i - 1 draft tokens were accepted, q_i is the share whose next draft token was accepted
+    too. Verify steps of all batch sizes count, in the order in which they complete.
     """
 
     def __init__(self, deepest: int) -> None:
         self._tried, self._accepted = [0.0] * deepest, [0.0] * deepest
 
     def count(self, depth: int, accepted: Sequence[int]) -> None:
-        """Count a verification of `depth` drafts a request. `accepted` has each request's number, 0 to `depth`."""
+        """Count a verify step with `depth` draft tokens for each request.
+
+        `accepted` contains the number of accepted draft tokens of each request, from 0 to `depth`.
+        """
         for place, tried in enumerate(self._tried):
             if tried > LEAST:
                 kept = max(1 - 1 / MEMORY, LEAST / tried)
@@ -41,7 +49,10 @@ class Shares:
 
     @property
     def shares(self) -> list[float]:
-        """Return q_1, q_2, ...; a depth that was never drafted has the share of the depth before, and depth 1 has 1."""
+        """Return the list of shares q_1, q_2, and so on.
+
+        A depth that was never used has the share of the previous depth. For depth 1, this share is 1.
+        """
         found, before, prior = [], 1.0, 0.0
         for tried, accepted in zip(self._tried, self._accepted, strict=True):
             before = (accepted + prior * before) / (tried + prior) if tried else before
@@ -51,12 +62,18 @@ class Shares:
 
     @property
     def pooled(self) -> float | None:
-        """Return the share of all depths together, which estimates one chance for every draft; None before a draft."""
+        """Return the share of accepted draft tokens over all depths, or None before the first draft token.
+
+        This share is an estimate of the chance of acceptance, if the chance is the same for every draft token.
+        """
         tried = sum(self._tried)
         return sum(self._accepted) / tried if tried else None
 
     def expect(self) -> list[float]:
-        """Return the mean tokens that a request gets from a verification of 0, 1, ... drafts; each is at least 1."""
+        """Return the mean number of tokens that a request gets from a verify step.
+
+        The list has a value for each number of draft tokens, from 0 on. Each value is at least 1.
+        """
         tokens, chance, found = 1.0, 1.0, [1.0]
         for share in self.shares:
             chance *= share

@@ -1,4 +1,4 @@
-"""The start of the choice of draft depths in a scheduler process."""
+"""The setup of the draft depth policy in a scheduler process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthReport:
-    """Build the depth policy that replaces SGLang's own, `upstream`, in an EAGLE `worker`. Return its reports.
+    """Build the depth policy of an EAGLE `worker`. Return its reports.
 
-    The first depth is `steps`. The `stage`, if there is one, estimates the chance of a draft from the policy's counts.
+    The policy replaces `upstream`, which is SGLang's own policy. The first depth is `steps`. If there is a `stage`, it
+    estimates the acceptance chance of a draft token from the policy's counts.
     """
     switches = {} if stage is None else {"count_switches": lambda: stage.last_switch.number}
     policy = ThroughputPolicy(

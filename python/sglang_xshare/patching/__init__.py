@@ -1,4 +1,4 @@
-"""Patches of an installed SGLang release, applied and reverted: see docs/patching.md."""
+"""Functions that patch an installed SGLang release, or revert the patches (see docs/patching.md)."""
 
 from .engine import apply, check_patched, revert
 from .tree import PatchError

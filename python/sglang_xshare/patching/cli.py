@@ -1,4 +1,4 @@
-"""The subcommand `patch`: apply, revert, status."""
+"""The subcommand `patch`, with its commands apply, revert and status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tree import PatchError, find_tree
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `patch`; the parsed arguments contain `run(args) -> exit code`."""
+    """Add the subcommand `patch`. In the parsed arguments, `run` is a function that returns the exit code."""
     parser = subparsers.add_parser("patch", help="apply our patches to an installed SGLang release, or revert them")
     commands = parser.add_subparsers(dest="command", required=True)
     where = "directory that contains sglang/ (default: the installed one)"
@@ -29,7 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one command. Returns its exit code, 130 after Ctrl-C. Raises PatchError, also for an OSError."""
+    """Run one command. Return its exit code, which is 130 after Ctrl-C.
+
+    Raises PatchError if the command fails, even if an OSError is the reason.
+    """
     before = None
     try:
         before = _find_condition(args.target)
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = f"the tree is {after.value} now" if before and after and after is not before else "nothing changed"
         print(f"patch {args.command}: interrupted; {outcome}", file=sys.stderr)
         return 128 + signal.SIGINT
-    except ImportError as error:  # from a checkout, without pip install
+    except ImportError as error:  # in a checkout without pip install
         raise PatchError(f"{error}; pip install it") from None
     except OSError as error:  # the error of a full disk names no file
         raise PatchError(f"{error.filename or args.target or 'sglang'}: {error.strerror}") from None
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find_condition(target: Path | None) -> Condition | None:
-    """Return the tree's condition, or None for a tree that the command itself refuses."""
+    """Return the tree's condition, or None if the command refuses the tree."""
     try:
         return survey(find_tree(target))[0]
     except (PatchError, OSError):

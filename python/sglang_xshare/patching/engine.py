@@ -1,8 +1,11 @@
-"""Apply, revert and status: all files or none, idempotent, reversible to the byte, whatever interrupts a run.
+"""The commands apply, revert and status.
 
-Apply computes every new content before it writes a file, stores old and new contents beside the tree's files
-(`state.py`), then moves the new contents into place one by one. If apply fails in between, it moves every stored
-pristine file back; after a kill the next run does so.
+Apply and revert change all files or none, even if they are interrupted, and both can be repeated. Revert restores every
+byte.
+
+Apply computes every new content before it writes a file. It stores the old and new contents beside the tree's files
+(`state.py`), then moves the new contents into place one by one. If a move fails, apply restores every stored pristine
+file. If apply is killed, the next run restores them.
 """
 
 from collections.abc import Mapping
@@ -15,11 +18,12 @@ from .tree import ABSENT, PatchError, Tree, digest, find_tree, remove_file, repl
 
 
 def apply(target: Path | None = None, root: Path | None = None) -> str:
-    """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours).
+    """Patch a tree. Return a line for the user.
 
-    A tree that another version of the queue has patched is patched anew from the stored pristine files. Returns a line
-    for the user. Raises PatchError, with nothing changed, and OSError for a full or failing disk, with the tree
-    unpatched.
+    `target` is the directory of the tree, by default the installed sglang. `root` contains the patch queues, by default
+    ours. If another version of the queue has patched the tree, the stored pristine files are patched again. Raises
+    PatchError, and changes nothing, if the tree cannot be patched. Raises OSError, and leaves the tree unpatched, if
+    the disk fails or is full.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
@@ -34,7 +38,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
         pristine = read_pristine(tree, former, queue.hashes)
         patched = queue.patch(pristine)
         names = tuple(patch.name for patch in queue.patches)
-        # Added files first: hunks import them, so a half patched tree can be imported too.
+        # Added files come first, because hunks import them. So a half patched tree can be imported too.
         paths = sorted(patched, key=lambda path: path in pristine)
         files = {path: Digests(queue.hashes[path], digest(patched[path])) for path in paths}
         _restore(tree, former)
@@ -43,10 +47,10 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
 
 
 def revert(target: Path | None = None) -> str:
-    """Restore the release's own content of every patched file, without a queue. Returns a line for the user.
+    """Restore the release's own content of every patched file. Return a line for the user.
 
-    Raises PatchError, with nothing changed, for a file that was edited after it was patched, and OSError for a full or
-    failing disk; the next run continues.
+    No patch queue is needed. Raises PatchError, and changes nothing, if a file was edited after it was patched. Raises
+    OSError if the disk is full or fails. The next run then continues.
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():
@@ -74,7 +78,7 @@ def _replace(tree: Tree, state: State, pristine: Mapping[str, bytes], patched: M
 
 
 def _restore(tree: Tree, state: State) -> None:
-    """Restore every file from any condition, added files last; a killed run can be repeated."""
+    """Restore every file, whatever the tree's condition. Added files come last. A killed run can be repeated."""
     for path, known in reversed(state.files.items()):
         if tree.digest(path) == known.pristine:
             continue
@@ -87,7 +91,7 @@ def _restore(tree: Tree, state: State) -> None:
 
 
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
-    """Raise PatchError, with the remedy, for a server's tree that is unreadable or not wholly patched."""
+    """Raise PatchError, with the remedy, if a server's tree is unreadable or is not completely patched."""
     tree, root = find_tree(target), root or find_root()
     try:
         wanted = read_digest(root, tree.release)
@@ -106,7 +110,10 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
-    """Return lines about a tree that this queue has patched or can patch. Raises PatchError for any other tree."""
+    """Return lines about the condition of a tree.
+
+    Raises PatchError if this queue has not patched the tree and cannot patch it.
+    """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
     condition, state = survey(tree)

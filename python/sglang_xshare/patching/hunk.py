@@ -1,9 +1,9 @@
-"""Hunks, and their application to a file's content, each at the only place that matches.
+"""Hunks of a patch. Each hunk is applied at the only place of a file that matches.
 
-No library guarantees that a hunk has only one place. `patch-ng` reads only the line number in the hunk header, compares
-lines without their ends, and drops context with `fuzz`; `git apply` and `patch` take the nearest of several matches.
-This module ignores line numbers: a hunk with little context fits many releases, and is safe only if it matches ONE
-place in each.
+This module ignores line numbers, because a hunk with little context fits many releases. Such a hunk is safe only if it
+matches exactly one place in each release, and no library guarantees this. `patch-ng` reads only the line number in the
+hunk header, compares lines without their line ends, and drops context with `fuzz`. `git apply` and `patch` choose the
+nearest of several matches.
 """
 
 from collections.abc import Sequence
@@ -15,29 +15,36 @@ from .tree import PatchError
 
 @dataclass(frozen=True)
 class Hunk:
-    """Consecutive lines to find (`source`) and their replacement (`target`), as bytes with line ends."""
+    """Consecutive lines to find (`source`), and the lines that replace them (`target`).
+
+    The lines are bytes and include their line ends.
+    """
 
     source: tuple[bytes, ...]
     target: tuple[bytes, ...]
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    """Return lines with their ends. Only \\n ends a line, so the joined lines equal `content`."""
+    """Return the lines with their line ends. Only \\n ends a line, so the joined lines equal `content`."""
     return BytesIO(content).readlines()
 
 
 def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
-    """Return each index of `lines` at which the hunk matches; a hunk without source matches only in an empty file."""
+    """Return each index of `lines` at which the hunk matches.
+
+    A hunk without source lines matches only an empty file.
+    """
     size = len(hunk.source)
     starts = range(len(lines) - size + 1) if size or not lines else ()
     return [start for start in starts if tuple(lines[start : start + size]) == hunk.source]
 
 
 def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
-    """Return `content`, empty for a new file, after all hunks of one patch. Hunks match the content before the patch.
+    """Return the content of a file after all hunks of one patch.
 
-    Raises PatchError, naming `where` (patch and file), for a hunk with no place or several, for two hunks that overlap,
-    and if a line would lose its end.
+    `content` is the content before the patch, or empty for a new file. All hunks must match this content. Raises
+    PatchError if a hunk matches no place or several places, if two hunks overlap, or if a line would lose its line end.
+    `where` names the patch and the file in the error.
     """
     lines = split_lines(content)
     starts = []

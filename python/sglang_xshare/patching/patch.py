@@ -1,7 +1,7 @@
-"""A patch file: a DEP-3 header that justifies the patch, then unified diffs against site-packages.
+"""Patch files. A patch file has a DEP-3 header with the reason for the patch, followed by unified diffs.
 
 The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields, continuation lines indented). The
-diffs change or add files of the `sglang` package; they neither remove nor rename one.
+diffs are relative to site-packages. They change or add files of the `sglang` package, but never remove or rename files.
 """
 
 import email
@@ -20,7 +20,7 @@ LOCKED = "sglang/__init__.py"  # replacing this file would break the lock that i
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The hunks for one file; `path` is relative to site-packages. A new file's one hunk has no source lines."""
+    """The hunks for one file. `path` is relative to site-packages. A new file has one hunk, without source lines."""
 
     path: str
     hunks: tuple[Hunk, ...]
@@ -28,7 +28,7 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class Patch:
-    """A parsed patch file; `name` is its path below patches/."""
+    """A parsed patch file. `name` is its path relative to patches/."""
 
     name: str
     header: Mapping[str, str]
@@ -36,9 +36,12 @@ class Patch:
 
 
 def parse_patch(text: str, name: str) -> Patch:
-    """Return the parsed header and diffs. Raises PatchError for a malformed patch, and for a file outside `sglang/`."""
+    """Parse the header and the diffs of a patch file.
+
+    Raises PatchError if the patch is malformed, or if it changes a file outside `sglang/`.
+    """
     lines = text.splitlines(keepends=True)
-    if lines and lines[0].endswith("\r\n"):  # a diff of a CRLF file has CRLF below its header only
+    if lines and lines[0].endswith("\r\n"):  # the header ends in LF even if the diff is of a CRLF file
         raise PatchError(
             f"{name}: lines must end in LF (got CRLF); git has converted them: clone with "
             "`git clone -c core.autocrlf=false`"
@@ -61,7 +64,10 @@ def parse_patch(text: str, name: str) -> Patch:
 
 
 def _check_complete(diffs: unidiff.PatchSet, lines: int, name: str) -> None:
-    """Raise PatchError for lines after a complete hunk, which unidiff drops: a wrong `@@` count loses a change."""
+    """Raise PatchError if lines follow a complete hunk.
+
+    The parser unidiff drops such lines, so a wrong count in an `@@` line would lose a change.
+    """
     notes = [note for file in diffs for note in file.patch_info or ()]
     stray = [note for note in notes if not note.startswith(("diff --git ", "index "))]
     parsed = len(notes) + sum(2 + sum(1 + len(hunk) for hunk in file) for file in diffs)
@@ -89,7 +95,7 @@ def _read_hunk(hunk: unidiff.Hunk) -> Hunk:
     source: list[bytes] = []
     target: list[bytes] = []
     for line, after in zip(hunk, [*hunk[1:], None], strict=True):
-        unended = after is not None and after.line_type == "\\"  # "\ No newline at end of file" below it
+        unended = after is not None and after.line_type == "\\"  # "\ No newline at end of file" follows
         value = (line.value.removesuffix("\n") if unended else line.value).encode()
         if line.is_context or line.is_removed:
             source.append(value)

@@ -1,4 +1,7 @@
-"""The patch queue of a release: `patches/<release>/series`, the listed patches, `hashes` of the changed files."""
+"""The patch queue of a release, from the folder `patches/<release>`.
+
+The file `series` lists the patches in order. The file `hashes` contains the hashes of the changed files.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Queue:
-    """Patches in the order of the series. `hashes`: sha256 of every changed file as released, `ABSENT` if added."""
+    """The patches of a release, in order.
+
+    `hashes` contains the sha256 of every changed file before the patches. It is `ABSENT` for a file that a patch adds.
+    """
 
     release: str
     patches: tuple[Patch, ...]
     hashes: Mapping[str, str]
 
     def patch(self, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the patched content of every file in `hashes`, given the release's content of its own files.
+        """Return the patched content of every file in `hashes`.
 
-        Raises PatchError for content with another hash, and for a hunk that does not match exactly one place.
+        `pristine` contains the content of the release's own files. Raises PatchError if a file has another hash, or if
+        a hunk does not match exactly one place.
         """
         check_contents(self.release, self.hashes, pristine)
         contents = {path: pristine.get(path, b"") for path in self.hashes}
@@ -41,7 +48,7 @@ class Queue:
 
 
 def check_contents(release: str, hashes: Mapping[str, str], pristine: Mapping[str, bytes]) -> None:
-    """Raise PatchError unless the files in `hashes` have the release's own content, and added files are absent."""
+    """Raise PatchError if a file differs from the release's own file. A file that a patch adds must be absent."""
     for path, wanted in hashes.items():
         found = digest(pristine[path]) if path in pristine else ABSENT
         if found == wanted:
@@ -53,9 +60,10 @@ def check_contents(release: str, hashes: Mapping[str, str], pristine: Mapping[st
 
 
 def find_root() -> Path:
-    """Return the packaged patches/ directory; in a checkout, patches is a link to the directory beside python/.
+    """Return the directory patches/ of this package.
 
-    Raises PatchError if the link is a plain file, as in a ZIP or a clone without symbolic links.
+    In a checkout, it is a link to the directory beside python/. Raises PatchError if it is a plain file, as in a ZIP or
+    in a clone without symbolic links.
     """
     root = Path(__file__).parents[1] / "patches"
     if not root.is_dir():
@@ -68,12 +76,12 @@ def find_root() -> Path:
 
 
 def list_releases(root: Path) -> list[str]:
-    """Return the supported releases (folders with a series), newest last."""
+    """Return the supported releases, with the newest last. A supported release has a folder with a series."""
     return sorted((file.parent.name for file in root.glob("*/series")), key=Version)
 
 
 def read_series(root: Path, release: str) -> list[str]:
-    """Return the release's patches in order, relative to `root`. Raises PatchError for an unsupported release."""
+    """Return the paths of the patches in order, relative to `root`. Raises PatchError for an unsupported release."""
     if release not in list_releases(root):
         raise PatchError(f"SGLang {release} is not supported; supported: {', '.join(list_releases(root)) or 'none'}")
     lines = (line.partition("#")[0].strip() for line in (root / release / "series").read_text().splitlines())
@@ -81,13 +89,16 @@ def read_series(root: Path, release: str) -> list[str]:
 
 
 def read_hashes(root: Path, release: str) -> dict[str, str]:
-    """Return the release's `hashes`, a file of sha256sum: 64 hex digits, two spaces, path."""
+    """Return the sha256 of each file that the release's patches change, by path.
+
+    The file `hashes` has the format of sha256sum. A line contains 64 hex digits, two spaces, and a path.
+    """
     lines = (line.partition("  ") for line in (root / release / "hashes").read_text().splitlines())
     return {path: value for value, _, path in lines}
 
 
 def read_digest(root: Path, release: str) -> str:
-    """Return the sha256 over names and contents of the release's patches in order, which identifies a queue."""
+    """Return a sha256 over the names and contents of the release's patches. It identifies the patch queue."""
     total = hashlib.sha256()
     for name in read_series(root, release):
         total.update(f"{name}\n{digest((root / name).read_bytes())}\n".encode())
@@ -95,8 +106,8 @@ def read_digest(root: Path, release: str) -> str:
 
 
 def load_queue(root: Path, release: str) -> Queue:
-    """Read the queue of one release. Raises PatchError for an unsupported release and for a malformed patch."""
-    from .patch import parse_patch  # a server compares digests only, and has no patch parser
+    """Read the patch queue of a release. Raises PatchError if the release is unsupported or a patch is malformed."""
+    from .patch import parse_patch  # a server only compares digests, and may lack the patch parser
 
     names = read_series(root, release)
     patches = tuple(parse_patch((root / name).read_bytes().decode(), name) for name in names)

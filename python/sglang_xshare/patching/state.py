@@ -1,13 +1,13 @@
-"""The state of a patched tree: `sglang/.xshare/`, present while the tree is patched or being changed.
+"""The state of a patched tree, in the directory `sglang/.xshare/`.
 
     state.json               release, queue, and the hashes of every changed or added file before and after
     sglang/….py.pristine     the release's own content of every changed file
-    sglang/….py.patched      new content on its way to its place
+    sglang/….py.patched      new content of a file, until it is moved into place
 
 No name ends in `.py`, because code that walks the package's modules must not find the copies.
 
-The directory is written before the first file changes and removed after the last file is restored. Whenever a run is
-killed, every file has one of two known contents, and the pristine content can be restored without a queue.
+The directory is written before the first file changes, and removed after the last file is restored. If a run is killed,
+every file has one of two known contents, and the pristine content can be restored without a queue.
 """
 
 import dataclasses
@@ -26,7 +26,10 @@ STORE = "sglang/.xshare"
 
 @dataclass(frozen=True)
 class Digests:
-    """sha256 of one file, in hex, before and after the queue; `pristine` is `ABSENT` for a file that the queue adds."""
+    """The sha256 of one file before and after the patches, in hex.
+
+    `pristine` is `ABSENT` for a file that a patch adds.
+    """
 
     pristine: str
     patched: str
@@ -34,7 +37,10 @@ class Digests:
 
 @dataclass(frozen=True)
 class State:
-    """The queue that has patched a tree, empty if none has. `files`: by path below site-packages, added files first."""
+    """The queue that has patched a tree. All fields are empty if the tree is not patched.
+
+    `files` contains the hashes of each file, by its path relative to site-packages. Added files come first.
+    """
 
     release: str = ""
     queue: str = ""
@@ -51,7 +57,7 @@ class Condition(Enum):
 
 
 def read(tree: Tree) -> State:
-    """Return the tree's state. Raises PatchError for a state file that is not ours."""
+    """Return the state of a tree. Raises PatchError if the state file is not from this program."""
     file = tree.root / STORE / "state.json"
     if not file.exists():
         return State()
@@ -65,11 +71,12 @@ def read(tree: Tree) -> State:
 
 
 def survey(tree: Tree) -> tuple[Condition, State]:
-    """Compare the tree's files with its state. Return the condition, and the state that restores the files.
+    """Compare the tree's files with its state.
 
-    A tree whose files pip has replaced is pristine; its state still has the added files, which pip does not remove. A
-    changed name of the release proves nothing, because the name of a source tree can change while its files stay.
-    Raises PatchError for a file that was edited after it was patched.
+    Return the tree's condition and the state from which the files can be restored. If pip has replaced the files, the
+    tree is pristine. Its state then contains only the added files, because pip does not remove them. A new release name
+    alone does not show this, because the name of a source tree can change while its files stay the same. Raises
+    PatchError if a file was edited after it was patched.
     """
     state = read(tree)
     found = {path: tree.digest(path) for path in state.files}
@@ -87,7 +94,10 @@ def survey(tree: Tree) -> tuple[Condition, State]:
 
 
 def read_pristine(tree: Tree, state: State, paths: Iterable[str]) -> dict[str, bytes]:
-    """Return the release's own content of each file, patched or not. Raises PatchError for a damaged stored copy."""
+    """Return the release's own content of each file, whether the file is patched or not.
+
+    Raises PatchError if a stored copy is damaged.
+    """
     contents = {}
     for path in paths:
         found = tree.digest(path)
@@ -102,7 +112,7 @@ def read_pristine(tree: Tree, state: State, paths: Iterable[str]) -> dict[str, b
 
 
 def locate_copy(tree: Tree, path: str, kind: str) -> Path:
-    """Return the path of a file's copy; `kind` is "pristine" or "patched"."""
+    """Return the path of the stored copy of a file. `kind` is "pristine" or "patched"."""
     return tree.root / STORE / f"{path}.{kind}"
 
 
@@ -116,9 +126,9 @@ def write(tree: Tree, state: State) -> None:
 
 
 def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
-    """Put copies of files on disk under `kind`, "pristine" or "patched".
+    """Store copies of files on disk. `kind` is "pristine" or "patched".
 
-    The copies get the modes of the tree's folders, because a server of another user reads the copies at its start.
+    The copies get the modes of the tree's folders, because a server of another user must be able to read them.
     """
     like = (tree.root / "sglang").stat()
     for path, content in contents.items():
@@ -132,7 +142,7 @@ def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
 
 
 def clear(tree: Tree) -> None:
-    """Remove the whole store, the state file first: copies without a state file are ignored."""
+    """Remove the store. The state file is removed first, because copies without a state file are ignored."""
     store = tree.root / STORE
     if store.exists():
         (store / "state.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A SGLang installation on disk: its folder, its release, and safe changes of its files."""
+"""An SGLang installation on disk: its directory, its release, and safe changes to its files."""
 
 import contextlib
 import fcntl
@@ -16,11 +16,15 @@ from pathlib import Path
 
 
 class PatchError(Exception):
-    """A refusal in one line: the object, its value, what is allowed. Nothing changed unless the line reports it."""
+    """A refusal, with a message of one line.
+
+    The message names the object, its value, and what is allowed. Nothing has changed unless the message reports a
+    change.
+    """
 
 
 class NotInstalledError(PatchError):
-    """A refusal because `import sglang` finds no module."""
+    """The error if `import sglang` finds no module."""
 
 
 ABSENT = "0" * 64  # the digest of a missing file, as in git
@@ -28,7 +32,10 @@ ABSENT = "0" * 64  # the digest of a missing file, as in git
 
 @dataclass(frozen=True)
 class Tree:
-    """The directory `root` that contains sglang/: a site-packages, an unpacked wheel, a checkout's python/."""
+    """The directory `root` that contains sglang/.
+
+    It is a site-packages directory, an unpacked wheel, or the directory python/ of a checkout.
+    """
 
     root: Path
 
@@ -37,7 +44,7 @@ class Tree:
 
     @property
     def release(self) -> str:
-        """Return the SGLang version in the tree's `_version.py`, else in its metadata."""
+        """Return the SGLang version from the tree's `_version.py`, or else from its metadata."""
         generated = self.root / "sglang/_version.py"
         text = generated.read_text() if generated.is_file() else ""
         if match := re.search(r"^__version__ = .*?['\"](.+?)['\"]$", text, re.MULTILINE):
@@ -47,23 +54,26 @@ class Tree:
         raise PatchError(f"{self.root}: neither sglang/_version.py nor sglang-*.dist-info names the SGLang release")
 
     def read(self, path: str) -> bytes:
-        """Return the content of one file. Raises PatchError for a link, whose content belongs to another tree."""
+        """Return the content of one file.
+
+        Raises PatchError for a missing file, and for a link, because its content belongs to another tree.
+        """
         file = self.root / path
         if file.is_symlink() or not file.is_file():
             raise PatchError(f"{file}: must be a plain file (got {'a link' if file.is_symlink() else 'none'})")
         return file.read_bytes()
 
     def digest(self, path: str) -> str:
-        """Return the sha256 of one file, in hex; ABSENT for a missing file."""
+        """Return the sha256 of one file in hex, or ABSENT if the file is missing."""
         file = self.root / path
         return digest(self.read(path)) if file.exists() or file.is_symlink() else ABSENT
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the tree; wait for another run. The kernel releases the lock of a killed run.
+        """Lock the tree. Wait if another run has locked it.
 
-        The locked file exists in every tree. NFS grants exclusive locks only on a file that is open for writing, so a
-        read-only tree is refused at once.
+        The kernel releases the lock of a killed run. The locked file exists in every tree. NFS grants an exclusive lock
+        only on a file that is open for writing, so a read-only tree is refused at once.
         """
         try:
             file = open(self.root / "sglang/__init__.py", "rb+")  # noqa: SIM115 - closed below
@@ -79,7 +89,7 @@ class Tree:
 
 
 def find_tree(target: Path | None = None) -> Tree:
-    """Return the tree at `target`, or the tree that `import sglang` would find. Raises PatchError if there is none."""
+    """Return the tree at `target`, or the tree that `import sglang` finds. Raises PatchError if there is none."""
     if target is None:
         spec = importlib.util.find_spec("sglang")
         if spec is None or spec.origin is None:
@@ -91,21 +101,21 @@ def find_tree(target: Path | None = None) -> Tree:
 
 
 def digest(content: bytes) -> str:
-    """Return the sha256 in hex."""
+    """Return the sha256 of `content` in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
 def make_folder(folder: Path, like: os.stat_result) -> None:
-    """Make `folder` with the mode and owner of `like`, whatever the umask; leave an existing folder unchanged."""
+    """Make a folder with the mode and owner of `like`, whatever the umask. Leave an existing folder unchanged."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
         _copy_access(folder, like, stat.S_IMODE(like.st_mode))
 
 
 def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
-    """Write a new file to disk, except its directory entry (`sync_directory`).
+    """Write a new file to disk. `sync_directory` writes its directory entry.
 
-    The file gets the mode and owner of the folder `like`, without the execute bits, whatever the umask.
+    The file gets the mode and owner of the folder `like`, without the execute bits. The umask has no effect.
     """
     with open(file, "wb") as stream:
         stream.write(content)
@@ -115,10 +125,11 @@ def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
 
 
 def replace_file(new: Path, old: Path) -> None:
-    """Move `new` over `old` in one step, with the mode and owner of `old`, or of its folder if `old` does not exist.
+    """Replace the file `old` with the file `new` in one step.
 
-    The bytecode of `old` is deleted first: Python would run an unchecked-hash `.pyc` (PEP 552) instead of the new file.
-    The new file is also at least a second younger than `old`, because Python compares a `.pyc` in whole seconds.
+    The new file gets the mode and owner of `old`. If `old` does not exist, they come from its folder. The bytecode of
+    `old` is deleted first, because Python would run an unchecked-hash `.pyc` (PEP 552) instead of the new file. The new
+    file is at least one second younger than `old`, because a `.pyc` contains the time of its file in whole seconds.
     """
     if old.exists():
         known = old.stat()
@@ -138,21 +149,21 @@ def replace_file(new: Path, old: Path) -> None:
 
 
 def remove_file(file: Path) -> None:
-    """Remove a module and its bytecode, which Python might run instead of a later module of this name."""
+    """Remove a module and its bytecode. Python might run this bytecode instead of a later module of the same name."""
     remove_bytecode(file)
     file.unlink()
     sync_directory(file.parent)
 
 
 def remove_bytecode(file: Path) -> None:
-    """Remove every `.pyc` that was compiled from a module, of any Python version and optimization level."""
+    """Remove every `.pyc` of a module, for all Python versions and optimization levels."""
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
         compiled.unlink(missing_ok=True)
 
 
 def _copy_access(file: Path, like: os.stat_result, mode: int) -> None:
-    """Give `file` the owner and group of `like`, as far as this user may, and `mode`."""
-    for owner in (like.st_uid, -1):  # only root may set the owner, and not every user the group
+    """Set the mode of a file. Also copy the owner and group from `like`, as far as this user may."""
+    for owner in (like.st_uid, -1):  # only root may set the owner, and not every user may set the group
         try:
             os.chown(file, owner, like.st_gid)
             break
@@ -162,7 +173,7 @@ def _copy_access(file: Path, like: os.stat_result, mode: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Put a directory's entries on disk."""
+    """Write the entries of a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

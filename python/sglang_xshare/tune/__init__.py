@@ -1,1 +1,1 @@
-"""The subcommand `tune`: on a running server, the setting with the fewest active experts within a tolerated loss."""
+"""The subcommand `tune`, which finds the setting with the fewest active experts within a tolerated loss."""

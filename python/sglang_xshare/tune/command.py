@@ -1,4 +1,4 @@
-"""The subcommand `tune`: its flags, its progress, its files."""
+"""The subcommand `tune`, with its flags, its progress lines and its output files."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ DESCRIPTION = (
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 PROCESSOR = "--enable-custom-logit-processor"
-"""The server's flag for forced text: a logit processor reports the model's own log-probabilities. A text scored as a
-prompt would get the log-probabilities of a prefill; a text forced by a grammar, log-probabilities after its mask.
+"""The flag that a server needs to decode forced text. A logit processor then reports the model's own log-probabilities.
+If the text were scored as a prompt, the log-probabilities would come from a prefill. If a grammar forced the text, they
+would be computed after the grammar's mask.
 """
 WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
 ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
@@ -44,7 +45,7 @@ GROUPS = 8
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `tune`."""
+    """Add the subcommand `tune`."""
     parser = subparsers.add_parser("tune", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     flag = parser.add_argument
     add_server(parser, f"--expert-policy and {PROCESSOR}, with which any client can run code")
@@ -66,11 +67,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Search for each batch size, write plan.json and report.json, and restore the policy: see `SwitchGuard`."""
+    """Search at each batch size, write plan.json and report.json, and restore the policy (see `SwitchGuard`)."""
     guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
     _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)
-    # Imported here because these modules import torch: other subcommands and refusals should not wait for torch.
+    # These modules import torch. They are imported here, so other subcommands and refusals do not wait for torch.
     from .gauge import Gauge, pages
     from .measure import Bench, hash_asked
     from .report import describe_found, print_found, summarize
@@ -88,7 +89,7 @@ def tune(arguments: argparse.Namespace) -> int:
     console.print(f"At the end tune puts back: {guard}", soft_wrap=True)
     console.print(f"If tune is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
     found: list[Found] = []
-    # A lost terminal and a kill raise KeyboardInterrupt too, so the server gets its own policy back.
+    # A lost terminal and a kill also raise KeyboardInterrupt, so the server's policy is restored in these cases.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -121,7 +122,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
-    """Return a function that prints a line of a search of about `total` measurements, with progress and time left."""
+    """Return a function that prints a line with the progress of about `total` measurements, and the time left."""
     before, known, begun = len(bench.asked), bench.measured, time.monotonic()
 
     def tell(line: str) -> None:
@@ -134,11 +135,11 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
 
 
 def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Refuse settings that do not fit the server, and batches of more requests than it decodes at a time."""
+    """Raise ValueError if a setting does not fit the server, or if the server decodes fewer requests than a batch."""
     limits, largest = answer["limits"], max(arguments.batches)
     for setting in arguments.policies:
         try:
-            # `limits` has no numbers of experts and ranks; these values pass, and the server checks its own.
+            # `limits` lacks the numbers of experts and ranks. These values always pass, and the server checks its own.
             plan, router = _build(setting), Router(**limits["router"])
             plan.check(router, len(plan.order or ()) or router.top_k, ranks=2)
         except ValueError as error:

@@ -1,6 +1,6 @@
-"""Teacher forcing inside the server: a logit processor that decodes a given text and reports the model's prediction.
+"""A logit processor for teacher forcing: the server decodes a given text and reports the model's predictions.
 
-The report is in the log-probabilities of each token and of the next likeliest ones, which upstream's API returns.
+The reports are encoded in the log-probabilities that SGLang's API returns for the most likely tokens.
 """
 
 import json
@@ -13,22 +13,29 @@ from typing import Any
 import torch
 
 SCALE = 100.0
-"""The model's nats are divided by this number to be reported: float32 still distinguishes 1e-5 of the model's nats."""
+"""The divisor of the model's nats in a report. At this scale, float32 still distinguishes nats that differ by 1e-5."""
 MOST = 34.0
-"""The most nats that are reported: the probability is less than 2e-15."""
+"""The most nats that are reported, which is a probability of less than 2e-15."""
 OTHER = 0.345
-"""Nats added to a report if the model prefers another token. Reports stay below ln 2, so forced tokens are decoded."""
+"""The number added to a report if the model prefers another token. Reports stay below ln 2, so the forced token is
+decoded.
+"""
 
 
 class Force:
-    """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides.
+    """The logit processor. It forces the tokens of each row, and the model decides after the last forced token.
 
-    The forced token's reported log-probability, negated, is its nats under the model's logits divided by `SCALE`, plus
-    `OTHER` if the model prefers another token. Other tokens share the rest of the probability as they do in the model.
+    The report is the forced token's negative log-probability after this processor. It equals the token's nats under the
+    model, divided by `SCALE`. `OTHER` is added if the model prefers another token. The other tokens share the remaining
+    probability as they do under the model.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
-        """Replace logits [rows, vocabulary]. A row's parameters are {"tokens": token ids}; the call adds "step"."""
+        """Return logits [rows, vocabulary] that force the next token of each row.
+
+        `params` contains {"tokens": token ids} for each row. Each call updates the entry "step", the number of the next
+        token.
+        """
         for row in params:
             row["step"] = row.get("step", -1) + 1
         live = torch.tensor([row["step"] < len(row["tokens"]) for row in params], device=logits.device).unsqueeze(1)
@@ -46,7 +53,11 @@ class Force:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model's prediction for a forced token; `likeliest` has log-probabilities, also that of the forced token."""
+    """The model's prediction for a forced token.
+
+    `nats` is the forced token's negative log-probability, and `greedy` is the most likely token. `likeliest` contains
+    log-probabilities by token, including that of the forced token.
+    """
 
     nats: float
     greedy: int
@@ -54,12 +65,19 @@ class Prediction:
 
 
 def serialize_force() -> str:
-    """Return `Force` as a request's `custom_logit_processor`, pickled by name: the server needs this package."""
+    """Return `Force` as a request's `custom_logit_processor`.
+
+    It is pickled by name, so the server needs this package.
+    """
     return json.dumps({"callable": pickle.dumps(Force).hex()})
 
 
 def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Prediction:
-    """Read a prediction from the forced token's log-probability and `others`, falling (log-probability, token)."""
+    """Return the prediction from the log-probabilities of a step.
+
+    `log_probability` is that of the forced token. `others` contains (log-probability, token) pairs, the most likely
+    first.
+    """
     told = -log_probability
     prefers_other = told >= OTHER - 1e-4
     nats = max((told - OTHER if prefers_other else told) * SCALE, 0.0)

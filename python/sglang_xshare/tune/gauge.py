@@ -1,4 +1,4 @@
-"""A running server as the instrument: it switches its policy and decodes forced text."""
+"""Measurements on a running server, which switches its policy and decodes forced text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from .server import Server
 from .texts import Sample
 
 TOP = 32
-"""Likeliest tokens that a server reports of each prediction."""
+"""The number of most likely tokens that a server reports for each prediction."""
 LEAST = 1e-7
-"""The least probability that counts: in float32, 1 minus the other probabilities is exact to about 1e-7."""
+"""The smallest probability that counts. In float32, 1 minus the other probabilities is exact to about 1e-7."""
 
 
 class Gauge:
-    """Measurements of policies on parts of the samples, against vanilla's predictions, which are requested once.
+    """Measurements of policies on parts of the samples, relative to vanilla.
 
-    Raises `PolicyError` as the server does, and if somebody else switches its policy; ValueError if steps have another
-    number of rows than requested.
+    Vanilla's predictions are requested only once. Raises `PolicyError` if the server refuses a request, or if somebody
+    else switches its policy. Raises ValueError if the steps do not have the requested number of rows.
     """
 
     top = TOP
     tokens_per_request = 1
-    """Router rows of a request in a step: more than one if the server verifies drafts."""
+    """The router rows of a request in a step. There are several if the server verifies draft tokens."""
 
     def __init__(
         self, server: Server, samples: Mapping[str, Sequence[Sample]], guard: SwitchGuard | None = None
@@ -38,9 +38,10 @@ class Gauge:
         self._vanilla: dict[tuple[int, str], list[list[Prediction]]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part under a policy, `batch` samples at a time, without samples that do not fill a batch.
+        """Decode a part of the samples under a policy. Return the figures of the policy.
 
-        The policy stays active; vanilla, once its predictions are known, is neither decoded nor activated again.
+        `batch` samples are decoded at a time. Samples that do not fill a batch are left out. The policy stays active.
+        After vanilla's predictions are known, vanilla is neither decoded nor activated again.
         """
         if (batch, part) not in self._vanilla:
             self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)
@@ -56,7 +57,7 @@ class Gauge:
         check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
-        # Divided by steps with the policy: captured graphs also count layers that stay vanilla, which save nothing.
+        # Divide by the steps with the policy. Captured graphs also count vanilla layers, which save nothing.
         saved = (before - after) / since["outcomes"]["policy"]
         mean = before / since["layer_steps"]
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
@@ -72,14 +73,18 @@ class Gauge:
 
 
 def pages(since: Mapping[str, Any]) -> bool:
-    """Return whether the server of these counts pages experts; page-ins, which cost most, are then compared."""
+    """Return whether a server pages experts, from its counts.
+
+    If it does, page-ins are compared instead of active experts, because page-ins cost the most.
+    """
     return since.get("page_ins") is not None
 
 
 def diverge(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """Return the Kullback-Leibler divergence of a prediction from `reference`, in nats; a lower bound.
+    """Return a lower bound of the Kullback-Leibler divergence of `other` from `reference`, in nats.
 
-    Both are log-probabilities by token. The sum has a term for each token in both, and one term for all other tokens.
+    Both contain log-probabilities by token. The sum has a term for each token in both, and one term for all other
+    tokens.
     """
     both = [(math.exp(reference[token]), math.exp(other[token])) for token in reference.keys() & other.keys()]
     rest = (1 - sum(one for one, _ in both), 1 - sum(one for _, one in both))

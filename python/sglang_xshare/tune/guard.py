@@ -1,4 +1,4 @@
-"""The guard of a server's policy during a search: a switch by anybody else ends the search, and stays active."""
+"""A guard of a server's policy. If somebody else switches the policy during a search, the search ends."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from ..policies.spelling import spell_policy
 
 
 class SwitchGuard:
-    """A server's policy, for one search, guarded against switches by others.
+    """A server's policy during one search, guarded against switches by others.
 
-    The guard compares the server's count of switches with its own, before and after each switch. It marks each policy
-    as a trial, so no other search mistakes that policy for the one to put back. `before` is the answer to GET
-    /expert_policy at the beginning.
+    Before and after each switch, the guard compares the server's number of switches with its own. It marks each of its
+    policies as a trial, so no other search restores this policy by mistake. `before` is the first answer to GET
+    /expert_policy.
 
-    Raises `PolicyError` as the server does, for a server under trial, and, without a change, if somebody else has
-    switched.
+    Raises `PolicyError` if the server refuses, or if its policy is another search's trial. Also raises it, and changes
+    nothing, if somebody else has switched.
     """
 
     def __init__(self, server: Client) -> None:
@@ -30,7 +30,7 @@ class SwitchGuard:
         self._asking = False
 
     def get_policy(self) -> dict[str, Any]:
-        """Return the answer to GET /expert_policy, unless somebody else has switched."""
+        """Return the answer to GET /expert_policy. Raises `PolicyError` if somebody else has switched."""
         answer = self.server.get_policy()
         if answer["switches"] != self._switches:
             count = f"switch {answer['switches']} in place of {self._switches}"
@@ -38,7 +38,7 @@ class SwitchGuard:
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> None:
-        """Switch, unless somebody else has switched."""
+        """Switch to a policy. Raises `PolicyError` if somebody else has switched."""
         self._asking = True
         if not self._switch(policy | {"trial": True}, self._switches):
             self._asking = False
@@ -47,13 +47,16 @@ class SwitchGuard:
         self._switches += 1
 
     def restore(self) -> bool:
-        """Switch back to `before`, unless somebody else has switched; return whether the server switched."""
-        # If a request was interrupted here, the server may have switched all the same.
+        """Switch back to `before`, unless somebody else has switched. Return whether the server has switched."""
+        # If the client was interrupted during a switch, the server may have completed the switch.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Switch if the server has made `after` switches. Return whether it switched; of two such requests one does."""
+        """Switch if the server has made exactly `after` switches. Return whether it has switched.
+
+        If two clients send this request, only one of them succeeds.
+        """
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:
@@ -63,6 +66,6 @@ class SwitchGuard:
         return True
 
     def __str__(self) -> str:
-        """Return the policy that `restore` puts back, as a command line spells it."""
+        """Return the policy that `restore` sets, as written on a command line."""
         keys = {name: value for name, value in self.before.items() if name not in (*ADDED, "policy")}
         return spell_policy(self.before["policy"], keys)

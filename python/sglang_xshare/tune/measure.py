@@ -1,4 +1,4 @@
-"""The figures of one plan on some texts: its loss, its distance from vanilla, its active experts or page-ins."""
+"""The figures of a plan: its loss, its distance from vanilla, and its active experts or page-ins."""
 
 import hashlib
 import json
@@ -12,18 +12,22 @@ from typing import Any
 import orjson
 
 LEAST_ROWS = 0.75
-"""The least mean rows of a step, as a share of the batch: steps before the last prefill have fewer rows."""
+"""The smallest accepted mean of rows in a step, as a share of the batch. Steps before the last prefill have fewer rows.
+"""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Figures of one plan.
+    """The figures of one plan.
 
-    `nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: the distance from vanilla's
-    predictions by `diverge`, in nats a token. `greedy`: the most likely tokens, sample by sample. `before`: vanilla's
-    active experts of a layer and step, in the counted layers. `saved`: vanilla's active experts of a step less the
-    plan's, summed over all layers. `kept_mass`: the plan's mean in the counted layers. With paged experts `before` and
-    `saved` count page-ins, from the same loaded experts. These last three are None if no layer selects.
+    `nats` contains the mean cross-entropy of each sample, in nats per token. `divergences` contains the distance of
+    each sample from vanilla's predictions (see `diverge`), in nats per token. `greedy` contains the most likely tokens
+    of each sample. `before` is the mean number of vanilla's active experts in a counted layer and step. `saved` is the
+    number of active experts that the plan saves in a step, summed over all layers. `kept_mass` is the plan's mean kept
+    mass in the counted layers.
+
+    With paged experts, `before` and `saved` count page-ins, and both start from the same loaded experts. The last three
+    figures are None if no layer selects experts.
     """
 
     nats: list[float]
@@ -35,38 +39,44 @@ class Measurement:
 
     @property
     def cross_entropy(self) -> float:
-        """Return nats a token."""
+        """Return the mean cross-entropy in nats per token."""
         return fmean(self.nats)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The difference of two cross-entropies on the same samples, nats a token, with the paired standard error."""
+    """The difference of two cross-entropies on the same samples, in nats per token.
+
+    `error` is the paired standard error.
+    """
 
     delta: float
     error: float
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the interval of 95 %."""
+        """Return the 95 % confidence interval."""
         return self.delta - 1.96 * self.error, self.delta + 1.96 * self.error
 
 
 def compare(found: Measurement, vanilla: Measurement) -> Loss:
-    """Return the loss, sample by sample, of at least two samples."""
+    """Return the loss relative to vanilla. Both measurements need the same samples, at least two."""
     differences = [nats - own for nats, own in zip(found.nats, vanilla.nats, strict=True)]
     return Loss(fmean(differences), stdev(differences) / len(differences) ** 0.5)
 
 
 def agreement(found: Measurement, vanilla: Measurement) -> float:
-    """Return the share of positions at which both prefer the same token."""
+    """Return the share of positions at which both measurements have the same most likely token."""
     pairs = zip(found.greedy, vanilla.greedy, strict=True)
     same = [one == other for ours, theirs in pairs for one, other in zip(ours, theirs, strict=True)]
     return fmean(same)
 
 
 def check_rows(since: dict[str, Any], rows: int) -> None:
-    """Raise ValueError if the steps counted in `since_switch` had another number of rows than requested."""
+    """Raise ValueError if the steps do not have the requested number of rows.
+
+    `since` contains the server's counts since the last switch.
+    """
     counted = since["rows"] / since["layer_steps"]
     if not LEAST_ROWS * rows <= counted <= rows * 1.01:
         raise ValueError(
@@ -76,18 +86,22 @@ def check_rows(since: dict[str, Any], rows: int) -> None:
 
 
 Measure = Callable[[dict[str, Any], int, str], Measurement]
-"""A function of (policy, batch, part) that decodes a part of the samples under a policy, `batch` at a time."""
+"""A function that takes a policy, a batch size and a part of the samples, and decodes the part under the policy."""
 
 
 def hash_asked(*asked: Any) -> str:
-    """Return a digest of all that a measurement depends on: model, layers, samples, unit, and the figures' names."""
+    """Return a digest of `asked` and of the figures' names.
+
+    `asked` is all that a measurement depends on: the model, the layers, the samples and the unit.
+    """
     return hashlib.sha256(orjson.dumps([*asked, [one.name for one in fields(Measurement)]])).hexdigest()
 
 
 class Bench:
-    """Measurements of plans, each made once; the file `trace` has those of former runs. Raises what `measure` does.
+    """Measurements of plans. Each measurement is made only once, and raises the errors of `measure`.
 
-    Measurements in the file count only if they have the same `asked`, a digest by `hash_asked`.
+    The file `trace` contains the measurements of earlier runs. They count only if they have the same digest `asked`
+    (see `hash_asked`).
     """
 
     def __init__(self, measure: Measure, trace: Path, asked: str = "") -> None:
@@ -105,10 +119,13 @@ class Bench:
                     self.known[key] = Measurement(**record)
         self.measured = 0
         self.asked: set[str] = set()
-        """Keys of all runs, known or not."""
+        """The keys of all requested measurements, whether they were known or not."""
 
     def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Return the measurement of a policy on a part of the samples, of which `batch` decode together."""
+        """Return the measurement of a policy on a part of the samples.
+
+        `batch` is the number of samples that are decoded together.
+        """
         key = json.dumps([policy, batch, part], sort_keys=True)
         self.asked.add(key)
         if key not in self.known:

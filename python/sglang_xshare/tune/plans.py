@@ -1,4 +1,7 @@
-"""Policies as GET and POST /expert_policy spell them: a setting for each group of layers and each batch size."""
+"""Policies with a setting for each group of layers and each batch size.
+
+They have the form that GET and POST /expert_policy use.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,32 +14,35 @@ from ..policies.spelling import parse_policy
 VANILLA_SETTING = "vanilla"
 Layers = tuple[int, ...]
 FIRST_SIZE = 2
-"""The smallest batch that a policy changes: one row is vanilla by default."""
+"""The smallest batch size that a policy changes. A batch of one row is vanilla by default."""
 
 
 def group_layers(layers: Sequence[int], groups: int) -> list[Layers]:
-    """Return at most `groups` runs of consecutive layers, as equal as possible."""
+    """Divide the layers into groups of consecutive layers, at most `groups`. The groups are as equal as possible."""
     groups = min(groups, len(layers))
     ends = [len(layers) * number // groups for number in range(groups + 1)]
     return [tuple(layers[first:last]) for first, last in pairwise(ends)]
 
 
 def name_layers(layers: Layers) -> str:
-    """Return the key of `layers` for a group: the range from the first to the last."""
+    """Return the key for a group of layers, which is the range from the first to the last layer."""
     return spell_range(layers[0], layers[-1])
 
 
 def build_policy(settings: Mapping[Layers, str]) -> dict[str, Any]:
-    """Return a policy with each setting, spelt as on a command line, in its layers; vanilla if all are vanilla."""
+    """Return a policy that uses each setting in its layers. The policy is vanilla if all settings are vanilla.
+
+    A setting is written as on a command line.
+    """
     return join_batches({FIRST_SIZE: settings})
 
 
 def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
-    """Return one policy of settings for several batch sizes.
+    """Return one policy from the settings of several batch sizes.
 
-    A size's settings apply to that size and to the sizes down to the next smaller one; the largest size's settings also
-    apply to all larger batches. If the largest size is vanilla in every layer, all batches above the next smaller size
-    are vanilla.
+    The settings of a batch size also apply to smaller batches, down to the next smaller size in `plans`. The settings
+    of the largest size also apply to all larger batches. If the largest size is vanilla in every layer, all batches
+    above the next smaller size are vanilla.
     """
     sizes = sorted(plans)
     while sizes and set(plans[sizes[-1]].values()) == {VANILLA_SETTING}:
@@ -66,8 +72,8 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
 def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return each setting as an override.
 
-    An override starts from the keys that it overrides, and the default of one key may depend on another. So each
-    override of a policy repeats every key that any of its overrides gives, or in which its overrides differ.
+    A key that an override lacks keeps its value, and the default of one key may depend on another. So all overrides of
+    a policy contain the same keys: each key that one of them sets, and each key in which they differ.
     """
     given = {setting: parse_policy(setting) for setting in settings}
     found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}

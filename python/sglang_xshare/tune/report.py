@@ -1,4 +1,4 @@
-"""The result of a search: a table of settings by layer, and the trials."""
+"""The report of a search, which contains the trials and the chosen settings by layer."""
 
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +12,7 @@ from .search import Found
 
 
 def print_found(found: Found, console: Console) -> None:
-    """Print every trial at one batch size, and the settings of the chosen one."""
+    """Print every trial at one batch size, and the settings of the chosen trial."""
     limit = f"{found.tolerance:.4f} of {found.cross_entropy:.3f} nats tolerated"
     title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} {found.unit}"
     table = Table(title=title, title_justify="left")
@@ -31,7 +31,7 @@ def print_found(found: Found, console: Console) -> None:
 
 
 def summarize(found: Found) -> str:
-    """Return one line: the chosen trial's figures on the held-out samples."""
+    """Return one line with the chosen trial's figures on the held-out samples."""
     chosen = found.chosen
     if chosen is None or chosen.held_out is None:
         return f"{found.batch} rows: vanilla, because no trial stays within the tolerance."
@@ -52,7 +52,7 @@ def format_loss(loss: Loss) -> str:
 
 
 def describe_found(found: Found) -> dict[str, Any]:
-    """Return the result as JSON has it."""
+    """Return the result in the form of the JSON report."""
     trials = [
         asdict(trial) | {"settings": {name_layers(group): one for group, one in trial.settings.items()}}
         for trial in found.trials

@@ -1,4 +1,8 @@
-"""The search: the loss of settings in each group of layers, the best choices, and the last choice within tolerance."""
+"""The search for the settings with the fewest experts and a tolerated loss.
+
+It measures settings in each group of layers, ranks choices of settings, and finds the last choice with a tolerated
+loss.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +15,15 @@ from .plans import VANILLA_SETTING, Layers, build_policy, name_layers
 
 Tell = Callable[[str], None]
 ACTIVE, PAGED = "active experts", "page-ins"
-"""The units of a setting's savings: page-ins on a server that pages experts."""
+"""The units of savings. Page-ins are the unit if the server pages experts."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one group of layers, its own loss (nats a token, by divergence), and its experts minus vanilla's."""
+    """A setting of one group of layers.
+
+    `loss` is the divergence from vanilla in nats per token. `experts` is the number of experts minus vanilla's number.
+    """
 
     name: str
     loss: float
@@ -24,9 +31,9 @@ class Option:
 
 
 def smooth(options: Sequence[Option]) -> list[Option]:
-    """Return the options by falling experts, with losses that never fall and are never below 0.
+    """Return the options sorted by falling number of experts, with losses that never fall.
 
-    If measurement errors make a loss fall, these neighbours share their mean (pool adjacent violators).
+    If errors make a loss fall, the neighbouring options share their mean (pool adjacent violators). No loss is below 0.
     """
     pools: list[list[Option]] = []
     for option in sorted(options, key=lambda one: -one.experts):
@@ -38,7 +45,10 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Return the smoothed options on the lower convex hull of loss by experts: a mix of these beats any other."""
+    """Return the smoothed options on the lower convex hull of the points (experts, loss).
+
+    For any other option, a mix of these options has the same number of experts and no more loss.
+    """
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:
@@ -50,10 +60,11 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
-    """Return choices of one option for each group, from every group's first option to every group's last option.
+    """Return choices from the first option of every group to the last option of every group.
 
-    From choice to choice one group takes its next option: the group whose next option costs the least loss for each
-    expert less. If options are trimmed, no other choice with as few experts has a smaller sum of losses.
+    A choice contains one option for each group. From one choice to the next, one group takes its next option: the
+    option with the smallest additional loss for each saved expert. If the options are trimmed, no other choice with as
+    few experts has a smaller sum of losses.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}
@@ -64,7 +75,7 @@ def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Optio
 
 
 def _price(one: Option, next: Option) -> float:
-    """Return the nats that an option with fewer experts costs for each expert less."""
+    """Return the additional loss in nats for each expert that the option `next` saves."""
     return (next.loss - one.loss) / (one.experts - next.experts)
 
 
@@ -74,11 +85,11 @@ def _mean(pool: Sequence[Option]) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting for every group, with its predicted and its measured loss in nats a token.
+    """A setting for every group, with its predicted and its measured loss in nats per token.
 
-    `experts` are of a layer and step, vanilla layers included; `agreement` is the share of tokens for which vanilla's
-    choice is the same. `held_out` is the loss on the held-out samples, with `held_out_experts` and
-    `held_out_agreement`; None if `loss` was more than tolerated already.
+    `experts` is the mean number in a layer and step, including vanilla layers. `agreement` is the share of tokens for
+    which vanilla makes the same choice. The last three fields are the figures on the held-out samples. They are None if
+    `loss` exceeds the tolerance.
     """
 
     settings: dict[Layers, str]
@@ -94,9 +105,10 @@ class Trial:
 
 @dataclass
 class Found:
-    """The result for a batch size; `chosen` is None if every trial loses more than tolerated.
+    """The result for one batch size.
 
-    `tolerance` is in nats a token. `unit` names what is counted, and `before` is vanilla's count in a layer and step.
+    `chosen` is None if no trial is within the tolerance. `tolerance` is in nats per token. `unit` names the unit that
+    is counted. `before` is vanilla's count in a layer and step.
     """
 
     batch: int
@@ -109,18 +121,21 @@ class Found:
     chosen: Trial | None = None
 
     def fits(self, trial: Trial) -> bool:
-        """Return whether a trial's loss is within the tolerance, on the held-out samples too."""
+        """Return whether a trial's loss is within the tolerance, also on the held-out samples."""
         return trial.held_out is not None and max(trial.loss.delta, trial.held_out.delta) <= self.tolerance
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the interval of the chosen trial's held-out loss is within the tolerance."""
+        """Return whether the whole interval of the chosen trial's held-out loss is within the tolerance."""
         held_out = None if self.chosen is None else self.chosen.held_out
         return held_out is not None and held_out.interval[1] <= self.tolerance
 
 
 def count_measurements(groups: int, settings: int) -> int:
-    """Estimate a search's measurements: vanilla on both parts, one setting everywhere, each in each group, trials."""
+    """Estimate the number of measurements in a search.
+
+    The search measures vanilla on both parts, one setting in all groups, each setting in each group, and the trials.
+    """
     singles = groups * settings
     return 3 + singles + 2 * math.ceil(math.log2(singles + 1))
 
@@ -134,11 +149,11 @@ def search(
     tell: Tell,
     unit: str = ACTIVE,
 ) -> Found:
-    """Find the settings with the fewest experts at one batch size that lose at most `tolerance`.
+    """Find the settings with the fewest experts within the tolerance, at one batch size.
 
-    `tolerance` is a share of vanilla's cross-entropy. The search measures each setting in each group alone; in all
-    groups, for vanilla's active experts, the first setting that changes anything; and choices of settings, by
-    bisection. `unit` names what the bench counts.
+    `tolerance` is a share of vanilla's cross-entropy. `unit` names the unit that the bench counts. The search first
+    measures a setting in all groups, to count vanilla's active experts. Then it measures each setting in each group
+    alone. Finally it measures choices of settings, and finds the last choice within the tolerance by bisection.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
@@ -174,7 +189,10 @@ def search(
 
 
 def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> Trial:
-    """Measure a choice; on the held-out samples only if its loss on the others is within the tolerance."""
+    """Measure a choice.
+
+    The held-out samples are measured only if the loss on the other samples is within the tolerance.
+    """
     settings = {group: choice[name_layers(group)].name for group in found.options}
     predicted = sum(one.loss for one in choice.values())
     trial = _measure(bench, found, settings, predicted, "tuning")
@@ -189,7 +207,7 @@ def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> T
 
 
 def _measure(bench: Bench, found: Found, settings: dict[Layers, str], predicted: float, part: str) -> Trial:
-    """Measure settings on a part of the samples."""
+    """Measure settings on one part of the samples."""
     measured = bench.run(build_policy(settings), found.batch, part)
     vanilla = bench.run({"policy": VANILLA_SETTING}, found.batch, part)
     experts = found.before - (measured.saved or 0.0) / sum(map(len, found.options))

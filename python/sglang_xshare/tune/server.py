@@ -1,4 +1,4 @@
-"""A running server: its policy, and forced text in its own decode steps."""
+"""A running server that decodes forced text in its own decode steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,26 +7,27 @@ from ..live.client import Client, PolicyError
 from .forcing import Prediction, read_step, serialize_force
 
 TIMEOUT = 1800.0
-"""Seconds to wait for an answer, because one request decodes a whole batch."""
+"""The timeout of a request in seconds. It is long because one request decodes a whole batch."""
 
 
 class Server(Client):
-    """A server by its URL. Raises `PolicyError` in one line for all that it refuses, and if nothing answers."""
+    """A client of one server. Its methods raise `PolicyError` if the server refuses or does not answer."""
 
     def get_model(self) -> str:
         """Return the server's --model-path."""
         return str(self.ask("/get_model_info", timeout=TIMEOUT)["model_path"])
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids by the model's own tokenizer, without special tokens."""
+        """Tokenize a text with the model's own tokenizer, without special tokens."""
         answer = self.ask("/tokenize", {"prompt": text, "add_special_tokens": False}, TIMEOUT)
         return [int(token) for token in answer["tokens"]]
 
     def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
-        """Decode each text after its prompt, all in one batch. Return the model's prediction for each token.
+        """Decode each text after its prompt, all in one batch. Return the model's predictions.
 
-        The first token has no prediction, because the prefill makes it. A step reports the `top` likeliest tokens: at
-        least two, and at most the vocabulary, because a server ends if more are requested. Texts must be equally long.
+        All texts must have the same length. The first token of a text has no prediction, because the prefill generates
+        it. Each step reports the `top` most likely tokens. `top` must be at least two and at most the size of the
+        vocabulary, because a server ends if more are requested.
         """
         length = len(texts[0])
         sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
@@ -41,7 +42,7 @@ class Server(Client):
         return [_read(answer["meta_info"]) for answer in answers]
 
     def ask_forced(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the answer of /generate, with log-probabilities, to requests with tokens for `Force`."""
+        """Send requests with forced tokens to /generate. Return the answers, which contain log-probabilities."""
         forced = {"custom_logit_processor": serialize_force(), "return_logprob": True}
         try:
             return list(self.ask("/generate", body | forced, TIMEOUT))

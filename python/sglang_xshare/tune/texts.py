@@ -1,4 +1,4 @@
-"""The user's texts, cut into samples of equal length: some to tune on, some to confirm with."""
+"""The user's texts, cut into samples of equal length. Some are for tuning, the others for confirmation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Sample:
 def read_samples(
     folder: Path, tokenize: Callable[[str], list[int]], prompt: int, tokens: int, samples: int, parts: int = 2
 ) -> list[list[Sample]]:
-    """Return `parts` lists of `samples` from the *.txt of a folder.
+    """Read samples from the *.txt of a folder. Return a list of `samples` samples for each part.
 
-    The parts get a file's samples in turn, because the end of a text may be unlike its beginning. Files take turns
-    within a part, so a batch mixes them. Each sample has one more token, which the prefill predicts. Raises ValueError
-    for no files and for too little text.
+    The samples of a file go to the parts in turn, because the end of a text may be unlike its beginning. Within a part,
+    the files alternate, so a batch contains samples of all files. Each sample has one more token, which the prefill
+    predicts. Raises ValueError if the folder contains no texts or too little text.
     """
     files = sorted(folder.glob("*.txt"))
     if not files:
@@ -31,7 +31,7 @@ def read_samples(
     length, needed = prompt + tokens + 1, parts * -(-samples // len(files))
     by_file: list[list[Sample]] = []
     for file in files:
-        # Twelve characters a token are more than enough, so the text beyond is not tokenized.
+        # Twelve characters for each token are more than enough, so the text beyond is not tokenized.
         ids = tokenize(read_text("--texts", file)[: needed * length * 12])
         found = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)][:needed]
         if len(found) < needed:

@@ -1,1 +1,1 @@
-"""The only modules that read SGLang's own code, and that differ between its releases."""
+"""The only modules that read SGLang's own code. They also handle all differences between its releases."""

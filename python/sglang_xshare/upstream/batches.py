@@ -1,4 +1,4 @@
-"""The batch sizes that a server's steps can have, in router rows, and which of them can have padding rows."""
+"""The batch sizes that a server's steps can have, and their possible padding rows."""
 
 import sys
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from .server import attention_dp_size, routes_own_rows, spell
 
 @dataclass(frozen=True)
 class Batches:
-    """The batch sizes of a server with graphs of `captured` rows, ascending; empty without graphs.
+    """The batch sizes that a server's steps can have, in router rows.
 
-    Larger batches run without padding, in multiples of `unit` (the draft tokens of a request), up to `most` rows (None
-    if unknown). With `always_pad` a step of any size may have padding rows, because ranks pad their rows
-    to equal numbers.
+    `captured` contains the captured batch sizes in ascending order. Larger batches run without padding. They are
+    multiples of `unit`, the number of draft tokens of a request. They have at most `most` rows, or any number if `most`
+    is None. With `always_pad`, any step may have padding rows, because ranks pad their rows to equal numbers.
     """
 
     captured: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class Batches:
         return "; ".join(parts) or "any number"
 
     def meet(self, first: int, last: int | None) -> bool:
-        """Return whether a step can have `first` to `last` rows; `first` or more if `last` is None."""
+        """Return whether a step can have `first` to `last` rows. If `last` is None, there is no upper limit."""
         last = sys.maxsize if last is None else last
         if self.most is not None:
             last = min(last, next((rows for rows in self.captured if rows >= self.most), self.most))
@@ -36,7 +36,7 @@ class Batches:
         return any(first <= rows <= last for rows in self.captured) or last // self.unit * self.unit >= eager
 
     def may_pad(self, rows: int) -> bool:
-        """Return whether some of a step's `rows` may be padding."""
+        """Return whether a step with this number of rows may contain padding rows."""
         smaller = rows - self.unit
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
 
@@ -44,11 +44,12 @@ class Batches:
 def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
-    """Return the batches of a server by its resolved arguments; batches of any size if the draft depth adapts.
+    """Return the batch sizes of a server from its resolved arguments.
 
-    With `rows` "rank" the sizes count one rank's own rows. `requests` is the most requests that a scheduler runs at
-    once, and `sizes` are the numbers of requests that SGLang captures. SGLang decides both numbers after the weights
-    have loaded; until then `list_captured` predicts the sizes.
+    If the draft depth adapts, batches can have any size. If `rows` is "rank", the sizes count one rank's own rows.
+    `requests` is the most requests that a scheduler runs at once. `sizes` contains the numbers of requests that SGLang
+    captures. SGLang decides both after the weights have loaded. Until then they are None, and are predicted from the
+    arguments.
     """
     ranks, share = attention_dp_size(config), 1
     pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1
@@ -68,12 +69,15 @@ def read_batches(
 
 
 def list_captured(config: Any) -> list[int]:
-    """Return the numbers of requests that attention ranks capture, ascending: see `get_batch_sizes_to_capture`."""
+    """Return the numbers of requests for which attention ranks capture graphs, in ascending order.
+
+    SGLang computes them in `get_batch_sizes_to_capture`.
+    """
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
     tokens = config.speculative_num_draft_tokens or 1
-    # The tensor-parallel ranks of an attention rank divide its rows, so each size is a multiple of their number.
+    # An attention rank's tensor-parallel ranks share its rows equally, so the rows are a multiple of their number.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []
     if requests is not None:  # SGLang replaces larger sizes with this number, rounded up
@@ -83,11 +87,11 @@ def list_captured(config: Any) -> list[int]:
 
 
 def _pads(config: Any) -> bool:
-    """Return whether ranks pad their rows to equal numbers."""
+    """Return whether all ranks pad their rows to the same number."""
     return attention_dp_size(config) > 1 or (routes_own_rows(config) and config.tp_size > 1)
 
 
 def _count_own(config: Any) -> int | None:
-    """Return the most requests that an attention rank runs at once, as SGLang divides them; None if unknown."""
+    """Return the most requests that an attention rank runs at once, or None if the number is unknown."""
     requests: int | None = config.max_running_requests
     return None if requests is None else max(requests // attention_dp_size(config), 1)

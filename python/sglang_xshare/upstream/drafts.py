@@ -6,17 +6,20 @@ from typing import Any
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2"
 SWITCHES = "Switch adaptive runtime state"
-"""The beginning of SGLang's log line on each change of the depth."""
+"""The beginning of the log line that SGLang writes at each change of the depth."""
 
 
 def forward_counter(worker: Any) -> Callable[[], int]:
-    """Return the function that returns how many forwards of the target model were launched, prefills included."""
+    """Return a function that counts the launched forwards of the target model, including prefills."""
     runner = worker.target_worker.model_runner
     return lambda: int(runner.forward_pass_id)
 
 
 def silence_switches() -> None:
-    """Suppress SGLang's log line of each depth change: trials are frequent, and the decode log shows the depth."""
+    """Suppress the log line that SGLang writes at each change of the depth.
+
+    Trials change the depth often, and the decode log also shows the depth.
+    """
     logging.getLogger(WORKER).addFilter(_is_other)
 
 

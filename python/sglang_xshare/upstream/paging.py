@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots of GPU memory (`--enable-paged-experts`, from 0.5.23 on), and those loaded."""
+"""Experts that SGLang pages into slots of GPU memory, with `--enable-paged-experts` (from 0.5.23 on)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ import torch
 
 
 def find_paging(experts: Any) -> Any:
-    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded.
+    """Return the `PagedExpertsMoEMethod` of a `FusedMoE`, or None if all of its experts stay loaded.
 
-    A method without a number of slots pages too: SGLang sets the number later, by the memory that is left.
+    A method without a number of slots also pages. SGLang sets the number later, from the memory that is left.
     """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
@@ -18,16 +18,17 @@ def find_paging(experts: Any) -> Any:
 
 
 def count_slots(method: Any) -> int:
-    """Return how many experts of a layer can be loaded at once; 0 until SGLang has set that number."""
+    """Return how many experts of a layer can be loaded at once, or 0 if SGLang has not set the number yet."""
     slots: int | None = method.num_resident
     return slots or 0
 
 
 class Residents:
-    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, as of the last `read`.
+    """The loaded experts of a model's layers.
 
-    `methods` has the result of `find_paging` for each layer. If SGLang's paging decides on the device, `read` reads
-    the state of the paging there, in a captured graph at every replay.
+    `methods` contains the result of `find_paging` for each layer. `loaded` [layers, N] bool on the device marks the
+    experts that were loaded at the last `read`. If SGLang decides on the device which experts to load, `read` reads its
+    state there. In a captured graph, each replay reads the state again.
     """
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:
@@ -36,7 +37,7 @@ class Residents:
         self._slots: torch.Tensor | None = None
         states = [method.device_executor.residency for method in methods if method.device_executor is not None]
         if states:
-            # [layers, N] int32, -1 if not loaded. SGLang's tensors become its rows, so one launch reads all.
+            # [layers, N] int32, -1 if not loaded. SGLang's tensors become rows of this one, so one launch reads all.
             self._slots = torch.stack([state.expert_slot for state in states])
             for state, row in zip(states, self._slots, strict=True):
                 state.expert_slot = row
@@ -47,7 +48,7 @@ class Residents:
         return count_slots(self.methods[0])
 
     def read(self) -> None:
-        """Update `loaded`, once for all layers of a step: a layer's experts change only when the layer runs."""
+        """Update `loaded` for all layers. One call in a step suffices: a layer loads experts only when it runs."""
         if self._slots is not None:
             torch.ge(self._slots, 0, out=self.loaded)
             return

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 def find_rank() -> tuple[int, int, int]:
-    """Return (this process's tensor-parallel rank, ranks in that group, ranks that share this process's requests)."""
+    """Return this process's tensor-parallel rank and the sizes of two groups of ranks.
+
+    The first group is the tensor-parallel group. The second contains the ranks that share this process's requests.
+    """
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
@@ -17,14 +20,17 @@ def find_rank() -> tuple[int, int, int]:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is the first of its tensor-parallel group."""
+    """Return whether this process is the first rank of its tensor-parallel group."""
     from sglang.srt.runtime_context import get_parallel
 
     return get_parallel().tp_rank == 0
 
 
 def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return [ranks * n, ...], the [n, ...] of each tensor-parallel rank in their order. A collective."""
+    """Gather a tensor [n, ...] from each tensor-parallel rank. Return [ranks * n, ...] in the ranks' order.
+
+    This is a collective.
+    """
     from sglang.srt.runtime_context import get_parallel
 
     gathered = own.new_empty(ranks * len(own), *own.shape[1:])
@@ -33,7 +39,10 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def share_first(own: list[float]) -> list[float]:
-    """Return the first tensor-parallel rank's numbers; all ranks pass as many. A collective, skipped with one rank."""
+    """Return the numbers of the first tensor-parallel rank.
+
+    This is a collective, which is skipped with one rank. All ranks must pass equally many numbers.
+    """
     import torch
     from sglang.srt.runtime_context import get_parallel
 
@@ -47,16 +56,16 @@ def share_first(own: list[float]) -> list[float]:
 
 
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
-    """Return the numbers [rows] of all data-parallel attention ranks, given this rank's numbers or bools. A collective.
+    """Gather one number for each row from all data-parallel attention ranks. Return them as [rows].
 
-    The rows are in the order in which SGLang gathers hidden states. Every rank must call this function, in the same
-    order as the model's own collectives.
+    `flags` contains this rank's numbers or bools. The rows are in the order in which SGLang gathers hidden states. This
+    is a collective. Every rank must call it, in the same order as the model's own collectives.
     """
     import torch
     from sglang.srt.layers.dp_attention import dp_gather_replicate
 
-    # A copy as numbers: SGLang's collectives take no booleans, and may zero their input. On a GPU integers take the
-    # path of token ids, without the kernels tuned for hidden states; on a CPU the collectives add up floats alone.
+    # Copy the flags as numbers, because SGLang's collectives take no booleans and may zero their input. On a GPU,
+    # integers avoid the kernels for hidden states, as token ids do. On a CPU, the collectives add up only floats.
     own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
     gathered = own.new_empty(rows, 1)
     dp_gather_replicate(gathered, own, forward_batch)

@@ -1,4 +1,4 @@
-"""SGLang's routers and MoE runners, whose code differs by release."""
+"""SGLang's routers and MoE runners. Their code differs between releases."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def number_layer(name: str, layer_id: int | None) -> int:
-    """Return the layer number of a router: `layer_id`, or, if this is None, the number in its module's `name`.
+    """Return the layer number of a router.
 
-    A name is, for example, `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 set no
-    id.
+    This is `layer_id`, or the number in the module's `name` if `layer_id` is None. A name is, for example,
+    `model.layers.3.mlp.topk`. Before 0.5.22, Mixtral, OLMoE, Granite-MoE and MiniMax-M2 set no id.
     """
     return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
 
 
 @cache
 def _extend(config_type: type) -> type:
-    """Return a subclass of upstream's `TopKConfig` whose instances carry their layer."""
+    """Return a subclass of SGLang's `TopKConfig` whose instances have an attribute `layer`."""
     return type(f"{config_type.__name__}OfLayer", (config_type,), {"layer": None})
 
 
 def carry(topk_config: Any, layer: Any) -> Any:
-    """Return a copy of a `TopKConfig` that carries a layer, which `hooks.route` reads."""
+    """Return a copy of a `TopKConfig` that also carries its layer. `hooks.route` reads the layer."""
     carrying, config_type = copy(topk_config), topk_config.__class__
     carrying.__class__ = _extend(config_type)
     carrying.layer = layer
@@ -39,16 +39,16 @@ def carry(topk_config: Any, layer: Any) -> Any:
 
 
 def num_shared_slots(topk_config: Any) -> int:
-    """Return the number of columns of a router's output that are for fused shared experts."""
+    """Return how many columns of a router's output are for fused shared experts."""
     slots = getattr(topk_config, "num_shared_topk_slots", None)
     return topk_config.num_fused_shared_experts if slots is None else slots
 
 
 def read_output_format(topk_config: Any) -> str:
-    """Return the name of the output format that a layer's router returns for its runner.
+    """Return the name of the output format that a layer's router uses.
 
     The names are "standard" (ids and weights), "triton_kernel" (the routing of triton_kernels) and "bypassed" (logits,
-    for the runner to rank).
+    which the runner ranks).
     """
     from sglang.srt.layers.moe import get_moe_runner_backend
     from sglang.srt.layers.moe.topk import TopKOutputFormat
@@ -56,16 +56,17 @@ def read_output_format(topk_config: Any) -> str:
     output_format = topk_config.output_format
     if output_format is not None:
         return str(TopKOutputFormat(output_format).name.lower())
-    backend = get_moe_runner_backend()  # before 0.5.22 the first call sets the format
+    backend = get_moe_runner_backend()  # before 0.5.22, the router sets the format in its first call
     if backend.is_triton_kernels():
         return "triton_kernel"
     return "bypassed" if backend.is_flashinfer_trtllm() or backend.is_flashinfer_mxfp4() else "standard"
 
 
 def hands_parts() -> bool:
-    """Return whether a router may get the summands of its logits in place of their sum (from 0.5.23 on, on AMD).
+    """Return whether a router may get the summands of its logits instead of their sum.
 
-    The router adds up the summands before it calls a layer's own routing function, but after it has looked it up.
+    This happens on AMD from 0.5.23 on. The router first looks up the layer's own routing function. Then it adds up the
+    summands and calls this function.
     """
     import torch
 
@@ -77,14 +78,14 @@ def hands_parts() -> bool:
 
 
 def keeps_dropped() -> bool:
-    """Return whether an id of -1 stays -1 when expert parallelism renumbers a rank's experts (from 0.5.23 on)."""
+    """Return whether an id of -1 stays -1 when expert parallelism renumbers experts. It does from 0.5.23 on."""
     from sglang.srt.layers.moe.token_dispatcher import standard
 
     return hasattr(standard, "_map_topk_ids_to_local_experts")
 
 
 def gathers_routed() -> bool:
-    """Return whether data-parallel attention ranks each route their own rows, and then collect the rows of all."""
+    """Return whether each data-parallel attention rank routes its own rows before the ranks gather all rows."""
     from sglang.srt.layers.moe.utils import should_use_flashinfer_cutlass_moe_fp4_allgather
 
     return bool(should_use_flashinfer_cutlass_moe_fp4_allgather())
@@ -93,8 +94,8 @@ def gathers_routed() -> bool:
 def leaves_sums(layer: Any, config: Any) -> bool:
     """Return whether a `FusedMoE` may leave a row's sum over experts to the next collective.
 
-    SGLang decides when it builds the model, for CuTe DSL's collective and for Qwen4's collective in bf16. DeepSeek's
-    layers decide again in each step.
+    SGLang decides this when it builds the model. The collective must be CuTe DSL's, or in bf16 that of Qwen4.
+    DeepSeek's layers decide again in each step.
     """
     if not getattr(layer, "supports_deferred_finalize", False):
         return False
@@ -103,7 +104,10 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Let each `FusedMoE` of these layers add up a row's experts itself: a layer that gets ids cannot defer the sum."""
+    """Make each `FusedMoE` of these layers add up a row's experts itself.
+
+    A layer that receives expert ids cannot leave this sum to a collective.
+    """
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -114,10 +118,10 @@ def keep_sums(model: Any, layers: Collection[int]) -> None:
 
 
 def find_runner(layer: Any) -> str | None:
-    """Return the runner of a `FusedMoE`, as --moe-runner-backend spells it; None for a kernel without a runner.
+    """Return the name of a `FusedMoE`'s runner, or None if its kernel has no runner.
 
-    From 0.5.23 on the method returns the runner. Before, the runner is an attribute of the method, its scheme or the
-    scheme's kernel, and AMD's aiter comes first.
+    The name is a value of --moe-runner-backend. From 0.5.23 on, the quantization method returns the runner. Before, the
+    runner is an attribute of the method, its scheme, or the scheme's kernel. AMD's aiter comes first.
     """
     method: Any = getattr(layer, "quant_method", None)
     if hasattr(method, "get_moe_runner_backend"):
@@ -130,14 +134,14 @@ def find_runner(layer: Any) -> str | None:
 
 
 def scales_unnormalized_groups() -> bool:
-    """Return whether a grouped router that does not renormalize scales its output (from 0.5.22 on)."""
+    """Return whether a grouped router scales weights that it does not renormalize. It does from 0.5.22 on."""
     from sglang.srt.layers.moe import topk
 
     return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")
 
 
 def folds_scaling(topk_config: Any) -> bool:
-    """Return whether the router scales its weights in place of the model, whatever its config says, as AMD's aiter."""
+    """Return whether the router scales weights in place of the model. AMD's aiter does, whatever its config says."""
     if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:
@@ -146,21 +150,24 @@ def folds_scaling(topk_config: Any) -> bool:
 
 
 def routes_on(flag: str) -> bool:
-    """Return a platform flag of upstream's router module: `_is_cpu`, `_is_cuda`, `_is_hip` or `_use_aiter`."""
+    """Return a platform flag of SGLang's router module: `_is_cpu`, `_is_cuda`, `_is_hip` or `_use_aiter`."""
     from sglang.srt.layers.moe import topk
 
     return bool(getattr(topk, flag))
 
 
 def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
-    """Let --enable-return-routed-experts return these expert ids [rows, columns] for a layer of this forward."""
+    """Record the expert ids [rows, columns] of a layer for --enable-return-routed-experts."""
     from sglang.srt.layers.moe.topk import capture_routed_experts_if_allowed
 
     capture_routed_experts_if_allowed(topk_config, layer_id, ids)
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """Return [layers, N], each logical expert's physical number, which EPLB updates in place; None if both agree."""
+    """Return the physical number of each logical expert as [layers, N], or None if both numbers agree.
+
+    EPLB updates the tensor in place.
+    """
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()
@@ -179,5 +186,5 @@ def list_routers(model: Any) -> list[Any]:
 
 
 def renormalizes_biased_groups() -> bool:
-    """Return whether a grouped router with a bias always renormalizes: before 0.5.22, in FlashInfer's CUDA kernel."""
+    """Return whether a grouped router with a bias always renormalizes. FlashInfer's CUDA kernel does before 0.5.22."""
     return routes_on("_is_cuda") and not scales_unnormalized_groups()

@@ -1,4 +1,4 @@
-"""A server of SGLang: its arguments, its ranks, its release and its device."""
+"""An SGLang server: its arguments, its ranks, its release and its device."""
 
 import os
 import signal
@@ -9,7 +9,10 @@ from .release import is_since
 
 
 def resolved(server_args: Any) -> Any:
-    """Return the resolved arguments: from 0.5.20 on a view of the given arguments, before 0.5.20 these themselves."""
+    """Return the resolved arguments.
+
+    From 0.5.20 on, they are a view of the given arguments. Before 0.5.20, they are the given arguments themselves.
+    """
     try:
         from sglang.srt.arg_groups.overrides import resolving_view
     except ImportError:
@@ -18,7 +21,7 @@ def resolved(server_args: Any) -> Any:
 
 
 def model_config(server_args: Any) -> Any:
-    """Return the `ModelConfig` that the resolution of arguments has built."""
+    """Return the `ModelConfig` that SGLang builds when it resolves the arguments."""
     if hasattr(server_args, "get_model_config"):
         return server_args.get_model_config()
     from sglang.srt.arg_groups.overrides import model_config_of
@@ -27,7 +30,7 @@ def model_config(server_args: Any) -> Any:
 
 
 def declare(server_args: Any, **fields: Any) -> None:
-    """Set arguments before SGLang resolves them, by the release's own function if it has one."""
+    """Set arguments before SGLang resolves them. Use SGLang's own function if the release has one."""
     if hasattr(server_args, "resolve_once"):  # from 0.5.20 on
         from sglang.srt.arg_groups.overrides import declare_resolution
 
@@ -38,7 +41,10 @@ def declare(server_args: Any, **fields: Any) -> None:
 
 
 def show_plan(plan: Any) -> None:
-    """Show the active policy in /server_info, as `internal_states.expert_policy_config`. Arguments stay as given."""
+    """Show the active policy in /server_info, as `internal_states.expert_policy_config`.
+
+    The server's arguments do not change.
+    """
     from sglang.srt.runtime_context import get_context
 
     context = get_context()
@@ -51,42 +57,42 @@ def show_plan(plan: Any) -> None:
 
 
 def spell(value: Any) -> str:
-    """Return an argument as the command line spells it: in some releases it is an enumeration."""
+    """Return an argument as written on the command line. In some releases, the argument is an enumeration."""
     return str(getattr(value, "value", value))
 
 
 def is_switched_on(name: str) -> bool:
-    """Return whether SGLang's environment switch `name` is on, as SGLang itself reads the switch."""
+    """Return whether SGLang's environment switch `name` is on."""
     from sglang.srt.environ import envs
 
     return bool(getattr(envs, name).get())
 
 
 def pages_experts(config: Any) -> bool:
-    """Return whether experts are paged into slots; no release before 0.5.23 does."""
+    """Return whether the server pages experts into slots. Releases before 0.5.23 do not."""
     return bool(getattr(config, "enable_paged_experts", False))
 
 
 def attention_dp_size(config: Any) -> int:
-    """Return the number of ranks that divide the requests for attention alone; 1 without data-parallel attention.
+    """Return the number of data-parallel attention ranks, or 1 without data-parallel attention.
 
-    Arguments may be resolved or as given. Before 0.5.22 `dp_size` is this number, or without data-parallel
-    attention the number of whole replicas.
+    The arguments may be resolved or not. Before 0.5.22, `dp_size` is this number with data-parallel attention. Without
+    it, `dp_size` is the number of whole replicas.
     """
     ranks = getattr(config, "attn_dp_size", 1)
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
 
 
 def drafter(config: Any) -> str:
-    """Return the speculative algorithm in upper case, as SGLang reads it; "NONE" without one."""
+    """Return the speculative algorithm in upper case, or "NONE" without one."""
     return spell(getattr(config, "speculative_algorithm", None)).upper()
 
 
 def draft_width(config: Any) -> int:
-    """Return the most tokens that a request can get in one step, by resolved arguments.
+    """Return the most tokens that a request can get in one step. `config` contains resolved arguments.
 
-    The width of a chain, and of NGRAM, whose tree may be a chain, is its number of draft tokens. The width of EAGLE's
-    tree is its steps plus one. Without speculation the width is 1.
+    For a chain, this is the number of draft tokens. It is the same for NGRAM, because its tree may be a chain. For
+    EAGLE's tree, this is at most the number of steps plus one. Without speculation, it is 1.
     """
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
     steps: int = getattr(config, "speculative_num_steps", None) or tokens
@@ -96,38 +102,38 @@ def draft_width(config: Any) -> int:
 
 
 def num_schedulers(config: Any) -> int:
-    """Return the number of schedulers: one for each replica or attention rank. A controller serves several."""
+    """Return the number of schedulers, which is one for each replica or attention rank."""
     return max(config.dp_size, attention_dp_size(config))
 
 
 def routes_own_rows(config: Any) -> bool:
-    """Return whether each rank's router gets its own rows only, which an all-to-all backend sends to the experts."""
+    """Return whether each rank routes only its own rows. An all-to-all backend then sends the rows to the experts."""
     return spell(getattr(config, "moe_a2a_backend", None) or "none") != "none"
 
 
 def rank_mode(config: Any) -> str | None:
-    """Return, in words, the feature by which ranks divide a step's rows; None if every rank has all rows."""
+    """Return the name of the feature that divides a step's rows among ranks, or None if every rank has all rows."""
     if attention_dp_size(config) > 1:
         return "data-parallel attention"
     return "an all-to-all backend" if routes_own_rows(config) else None
 
 
 def is_release(since: str) -> bool:
-    """Return whether the running SGLang has the code of a release; see `is_since`."""
+    """Return whether the running SGLang has the code of release `since` (see `is_since`)."""
     import sglang
 
     return is_since(sglang.__version__, since)
 
 
 def is_recorded() -> bool:
-    """Return whether the current code is being compiled, or captured as a graph."""
+    """Return whether the current code is being compiled, or captured as a CUDA graph."""
     import torch
 
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def wait_for_device(device: str) -> None:
-    """Wait until every launched step is done, on any stream. A CPU's steps are done when they return."""
+    """Wait until all launched steps are done, on every stream. On a CPU, there is nothing to wait for."""
     if device != "cpu":
         import torch
 
@@ -135,7 +141,10 @@ def wait_for_device(device: str) -> None:
 
 
 def end_server() -> NoReturn:
-    """End this rank and its server without a traceback: the first rank signals the server. The caller logs why."""
+    """End this rank and its server without a traceback. The caller must log the reason.
+
+    The first rank sends a signal to the server.
+    """
     if is_first_rank():
         os.kill(os.getppid(), signal.SIGQUIT)
     raise SystemExit(1)

@@ -15,20 +15,22 @@ if TYPE_CHECKING:
     from ..selection.triton_kernel.routing_data import RoutingArrays
 
 METADATA = ["slice_sizes", "slice_offs", "block_offs_data", "block_schedule_data"]
-"""The required fields of triton_kernels' `RaggedTensorMetadata`; the fields that 3.7 added have defaults."""
+"""The required fields of triton_kernels' `RaggedTensorMetadata`. Fields that 3.7 added have defaults."""
 RECORDS = ("routing_data", "gather_indx", "scatter_indx")
 TENSORS = ("a_ragged_metadata", "gather_indx", "scatter_indx", "gate_scal", "n_expts_act")
-"""The fields of SGLang's `TritonKernelTopKOutput` in 0.5.17, and in 0.5.18 to 0.5.23."""
+"""The fields of SGLang's `TritonKernelTopKOutput`: RECORDS in 0.5.17, and TENSORS from 0.5.18 to 0.5.23."""
 EMPTY, FILLED = RunnerSlots(empty=True), RunnerSlots()
 
 
 @dataclass(frozen=True)
 class Contract:
-    """The runner's contract: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`.
+    """The form of output that a release's runner expects.
 
-    `renumber`, an argument of `build_routing`, gives a row's slots upstream's order, so the runner adds up a row's
-    experts as after `routing()`. `_topk_forward` of triton_kernels orders by ascending expert in sglang-kernel 0.4.5
-    (SGLang 0.5.17), and by descending logit, as a selection does, in 0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23).
+    `slots` is an argument of `select()`, and `_pack` builds a `TritonKernelTopKOutput`. `renumber` is an argument of
+    `build_routing`. It orders the slots of a row as SGLang does. The runner then adds up a row's experts in the same
+    order as after `routing()`. In sglang-kernel 0.4.5 (SGLang 0.5.17), `_topk_forward` of triton_kernels orders the
+    slots by ascending expert. In 0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23), it orders them by descending logit,
+    as a selection does.
     """
 
     slots: RunnerSlots
@@ -36,14 +38,17 @@ class Contract:
     _pack: Callable[[RoutingArrays, int], Any]
 
     def pack(self, ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> Any:
-        """Return the `TritonKernelTopKOutput` of a selection [n, k] from logits [n, N]; weights get their dtype."""
+        """Return the `TritonKernelTopKOutput` of a selection.
+
+        `ids` and `weights` have the shape [n, k]. `logits` [n, N] sets the dtype of the weights.
+        """
         from ..selection.triton_kernel.routing_data import build_routing
 
         return self._pack(build_routing(ids, weights, logits.shape[1], logits.dtype, self.renumber), ids.shape[1])
 
 
 def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
-    """Return the runner's contract; None if the batch is too large for one launch, or if no contract is known."""
+    """Return the runner's contract. Return None if it is unknown, or if the batch is too large for one launch."""
     if not logits.is_cuda:
         return None
     from ..selection.triton_kernel.routing_data import BLOCK_SIZES, serves
@@ -53,9 +58,10 @@ def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
 
 @cache
 def read_contract(block_sizes: tuple[int, ...]) -> Contract | None:
-    """Return the contract of the installed SGLang and triton_kernels, None if neither known contract fits.
+    """Return the contract of the installed SGLang and triton_kernels, or None if it is unknown.
 
-    `block_sizes` are the block sizes of our arrays' schedules; triton_kernels on AMD has five, so no contract is known.
+    `block_sizes` contains the block sizes for which our arrays have a schedule. On AMD, triton_kernels has five block
+    sizes, so the contract is unknown.
     """
     try:
         from triton_kernels.tensor_details.ragged_tensor import RaggedTensorMetadata

@@ -92,7 +92,8 @@ def run_requests(
 ) -> Run:
     """Send all requests to the server, so that `per_replica` requests per replica run at the same time.
 
-    `force` forces the text of each request. `counter` is the name of the server's counter for active experts.
+    `force` makes the server decode a given text for each request. `counter` is the name of the server's counter for
+    active experts.
     """
     concurrency = replicas * per_replica
     if len(requests) < 3 * concurrency:

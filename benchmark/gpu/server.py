@@ -131,7 +131,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _list_compared(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Comparison]]:
-    """Yield the policy, the concurrency and the comparison of each point at which the policy selected experts.
+    """Yield (policy, concurrency, comparison with no policy) for each point at which the policy selected experts.
 
     Points of older versions of the case are included.
     """

@@ -1,1 +1,1 @@
-"""Measurements of the quality that a policy costs during decoding: `python -m benchmark.quality POLICIES...`."""
+"""Measurements of the quality that a policy loses in decode steps: `python -m benchmark.quality POLICIES...`."""

@@ -1,1 +1,1 @@
-"""A run of all CPU benchmarks that also writes the tables and pictures of the pages: `python -m benchmark.records`."""
+"""A run of all CPU benchmarks, which also writes tables and pictures into the pages: `python -m benchmark.records`."""

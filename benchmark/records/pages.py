@@ -41,7 +41,7 @@ def check_tables(pages: list[Path], results: Path) -> list[str]:
 
 
 def _render(page: Path, text: str, results: Path) -> tuple[str, list[str], list[str]]:
-    """Return the page with its tables generated again, the names of the changed tables, and the problems."""
+    """Generate the tables of the page again. Return the page, the names of the changed tables, and the problems."""
     lines: list[str] = []
     changed: list[str] = []
     problems: list[str] = []

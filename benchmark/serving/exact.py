@@ -74,7 +74,7 @@ class Marking(Instrument):
     marked: Sequence[int] = ()
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *args: Any, **more: Any) -> Any:
-        """Send the request. If each request of the batch has its own sampling parameters, mark the exact ones there."""
+        """Send a batch of requests. If each has its own sampling parameters, mark the exact requests in them."""
         if body is not None and isinstance(body.get("sampling_params"), list):
             for place in self.marked:
                 body["sampling_params"][place].setdefault("custom_params", {})[KEY] = EXACT

@@ -3,7 +3,7 @@
 Measures published settings of policies in decode steps and in verify steps. Then measures the same settings with
 `own_share` 0.75. Policies with a budget by utility are also measured with squared utilities. The batches contain text
 of several domains.
-`--skip` skips the first sequences of each domain, because these keys were chosen on them.
+`--skip` skips the sequences of each domain on which the keys were chosen.
 """
 
 from collections.abc import Sequence

@@ -87,7 +87,7 @@ class Client:
         """Return the answer to GET /expert_policy, with counters that are not older than this call.
 
         The server reads its counters at most once in `COUNTING_PERIOD` seconds. If the answer contains older counters,
-        wait for the rest of this time and send GET again.
+        wait until the server can read them again, and repeat GET.
         """
         answer = self._check(self.ask(PATH))
         if ago := answer.get("counted_ago"):
@@ -157,7 +157,7 @@ def find_proxy(url: str) -> str | None:
 
 
 def describe_sender(headers: Message | None, proxy: str | None) -> str:
-    """Return the end of an error line, which names the sender of an answer and the proxy.
+    """Return the last part of an error line. It names the sender of the answer and the proxy.
 
     The sender is omitted if it is SGLang's web server. The proxy is omitted if there is none.
     """

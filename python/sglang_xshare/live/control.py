@@ -236,7 +236,7 @@ class Control:
         return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}
 
     def _read_counters(self) -> dict[str, Any]:
-        """Return all counters, the counters since the last switch, and the age of both in seconds."""
+        """Return the counters since the start and since the last switch. `counted_ago` is their age in seconds."""
         stage, now = self.stage, time.monotonic()
         switches = stage.last_switch.number
         if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or switches != self._latest[1]:

@@ -78,7 +78,7 @@ class Acceptance:
 
 
 def estimate(drafts: float, width: int) -> float:
-    """Compute the chance that one draft is accepted from the mean number of accepted drafts.
+    """Compute, from the mean number of accepted drafts, the chance that one draft is accepted.
 
     `drafts` is the mean number of accepted drafts in a verification of `width` - 1 drafts. A draft can be accepted only
     if all earlier drafts are accepted. The result is a multiple of 1 / 64, between 1 / 64 and 63 / 64.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Offer:
     """An offered alignment, and the expert ids for which it was made.
 
-    `ids` [n, columns] contains expert ids from 0 to `num_experts` - 1. `untaken` contains the numbers of rows for which
-    the layer's runner has not used the last offer. `is_used` becomes True when the runner is called with these ids.
+    `ids` [n, columns] contains expert ids from 0 to `num_experts` - 1. `untaken` contains each batch size, in rows, for
+    which the layer's runner has not used the last offer. `is_used` becomes True when the runner is called with these ids.
     """
 
     ids: torch.Tensor

@@ -23,8 +23,8 @@ HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
 class Row:
     """One row of the table.
 
-    The bar is the value to reach. `passed` is None if there is no bar. `is_open` is true if the measured value is closer
-    to the bar than its error, so the result is undecided. `runner` is the MoE runner.
+    The bar is the value to reach. `passed` is None if there is no bar. `is_open` is true if the measured value is
+    closer to the bar than its error, so the result is undecided. `runner` is the MoE runner.
     """
 
     what: str

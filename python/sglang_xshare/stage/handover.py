@@ -24,7 +24,8 @@ class Offer:
     """An offered alignment, and the expert ids for which it was made.
 
     `ids` [n, columns] contains expert ids from 0 to `num_experts` - 1. `untaken` contains each batch size, in rows, for
-    which the layer's runner has not used the last offer. `is_used` becomes True when the runner is called with these ids.
+    which the layer's runner has not used the last offer. `is_used` becomes True when the runner is called with these
+    ids.
     """
 
     ids: torch.Tensor

@@ -1,4 +1,4 @@
-"""The dispatcher that SGLang's data-parallel controller calls for every request, and its log line and metrics."""
+"""The dispatcher, which SGLang's data-parallel controller calls for every request. It also logs and counts."""
 
 import logging
 import time

@@ -49,10 +49,10 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
     """Return the price of one more request on each replica. The price is subtracted from the replica's score.
 
-    The price is 0 up to the mean load, rounded up. Each request above that adds 1 / (mean x (bound - 1)), so the price
-    is about 1 at the bound. A nearly full replica is therefore chosen only if its score is much higher. In the
-    simulation of benchmark/README.md (mixed traffic, 4 replicas), 44.6 experts are active, compared with 54.0 under
-    round robin. The load imbalance is then 1.08.
+    The price is 0 as long as the load is at most the mean load, which is rounded up. Each further request adds
+    1 / (mean x (bound - 1)), so the price is about 1 at the bound. A nearly full replica is therefore chosen only if
+    its score is much higher. In the simulation of benchmark/README.md (mixed traffic, 4 replicas), 44.6 experts are
+    active, compared with 54.0 under round robin. The load imbalance is then 1.08.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)

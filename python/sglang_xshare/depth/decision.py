@@ -179,7 +179,7 @@ class Depths:
         return self.find(size).count(depth)
 
     def decide(self, size: int) -> None:
-        """Choose the depth of a batch size for its next block.
+        """Choose the draft depth for the next block of steps at a batch size.
 
         A step is timed only if the step before it had the same batch size and depth. A batch size may have no such
         step, for example if a prefill runs before each of its steps. Then it copies the depth of another batch size.
@@ -192,9 +192,9 @@ class Depths:
     def _copy_depth(self, size: int, candidates: Sequence[int]) -> int:
         """Return a depth for a batch size that has no times.
 
-        The depth comes from the nearest batch size that has times. If no batch size has times, it comes from the
-        nearest known batch size, which may be `size` itself. The first batch size of the server uses the start depth.
-        If the depth is not in `candidates`, return the nearest candidate.
+        The depth comes from the nearest batch size with measured step times. If no batch size has been measured, the
+        depth comes from the nearest known batch size, which may be `size` itself. The first batch size of the server
+        uses the start depth. If the depth is not in `candidates`, return the nearest candidate.
         """
         timed = [known for known, state in self.states.items() if state.seconds]
         near = min(timed or self.states, key=lambda one: (abs(one - size), one), default=None)

@@ -50,7 +50,7 @@ def revert(target: Path | None = None) -> str:
     """Restore the release's own content of every patched file. Return a line for the user.
 
     No patch queue is needed. Raises PatchError, and changes nothing, if a file was edited after it was patched. Raises
-    OSError if the disk is full or fails. The next run then continues.
+    OSError if the disk is full or fails. The next run then completes the revert.
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():

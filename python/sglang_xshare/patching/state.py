@@ -4,7 +4,7 @@
     sglang/….py.pristine     the release's own content of every changed file
     sglang/….py.patched      new content of a file, until it is moved into place
 
-No name ends in `.py`, because code that walks the package's modules must not find the copies.
+None of these names ends in `.py`, because code that lists the package's modules must not find these copies.
 
 The directory is written before the first file changes, and removed after the last file is restored. If a run is killed,
 every file has one of two known contents, and the pristine content can be restored without a queue.

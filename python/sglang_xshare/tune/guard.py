@@ -47,7 +47,7 @@ class SwitchGuard:
         self._switches += 1
 
     def restore(self) -> bool:
-        """Switch back to `before`, unless somebody else has switched. Return whether the server has switched."""
+        """Switch back to `before`, unless another client has switched. Return whether the server switched back."""
         # If the client was interrupted during a switch, the server may have completed the switch.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)

@@ -26,8 +26,8 @@ class Measurement:
     number of active experts that the plan saves in a step, summed over all layers. `kept_mass` is the plan's mean kept
     mass in the counted layers.
 
-    With paged experts, `before` and `saved` count page-ins, and both start from the same loaded experts. The last three
-    figures are None if no layer selects experts.
+    With paged experts, `before` and `saved` count page-ins, and both counts start with the same loaded experts. The
+    last three figures are None if no layer selects experts.
     """
 
     nats: list[float]

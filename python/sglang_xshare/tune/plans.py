@@ -72,8 +72,9 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
 def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return each setting as an override.
 
-    A key that an override lacks keeps its value, and the default of one key may depend on another. So all overrides of
-    a policy contain the same keys: each key that one of them sets, and each key in which they differ.
+    If an override does not set a key, the key keeps the policy's value. The default of a key may depend on another key.
+    So all overrides of a policy set the same keys: all keys that any of the settings sets, and all keys whose values
+    differ between the settings.
     """
     given = {setting: parse_policy(setting) for setting in settings}
     found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}

@@ -60,11 +60,11 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
-    """Return choices from the first option of every group to the last option of every group.
+    """Return a list of choices, each with one option for every group.
 
-    A choice contains one option for each group. From one choice to the next, one group takes its next option: the
-    option with the smallest additional loss for each saved expert. If the options are trimmed, no other choice with as
-    few experts has a smaller sum of losses.
+    The first choice has the first option of every group, and the last choice has the last. From one choice to the next,
+    only one group moves to its next option: the group whose move adds the smallest loss for each saved expert. If the
+    options are trimmed, each choice has the smallest sum of losses among all choices with at most as many experts.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}

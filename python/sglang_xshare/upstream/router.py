@@ -44,7 +44,7 @@ def read_router(topk_config: Any) -> Router:
 def _check_shared(topk_config: Any, scoring: str) -> None:
     """Raise ValueError for fused shared experts that `Router` cannot express.
 
-    The router may have one, if SGLang appends its column to those of the routed experts.
+    One fused shared expert is allowed if SGLang appends its column to the columns of the routed experts.
     """
     shared, grouped = num_shared_slots(topk_config), topk_config.use_grouped_topk
     # Otherwise a router without groups chooses one routed expert too many. Only CUDA's `moe_fused_gate`, which is not

@@ -94,8 +94,8 @@ def gathers_routed() -> bool:
 def leaves_sums(layer: Any, config: Any) -> bool:
     """Return whether a `FusedMoE` may leave a row's sum over experts to the next collective.
 
-    SGLang decides this when it builds the model. The collective must be CuTe DSL's, or in bf16 that of Qwen4.
-    DeepSeek's layers decide again in each step.
+    SGLang decides this when it builds the model. The collective must be CuTe DSL's collective, or Qwen4's collective in
+    bf16. DeepSeek's layers decide again in each step.
     """
     if not getattr(layer, "supports_deferred_finalize", False):
         return False

@@ -76,8 +76,8 @@ def pages_experts(config: Any) -> bool:
 def attention_dp_size(config: Any) -> int:
     """Return the number of data-parallel attention ranks, or 1 without data-parallel attention.
 
-    The arguments may be resolved or not. Before 0.5.22, `dp_size` is this number with data-parallel attention. Without
-    it, `dp_size` is the number of whole replicas.
+    The arguments may be resolved or not. Before 0.5.22, the number is in `dp_size`. But without
+    data-parallel attention, `dp_size` is the number of whole replicas.
     """
     ranks = getattr(config, "attn_dp_size", 1)
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks

@@ -119,9 +119,9 @@ class Graphs:
         writes: list[tuple[StepKey, Budgets, SelectionPlan]] = []
         misfits: dict[str, set[StepKey]] = {}
         for key, layers in self.captured.items():
-            for (layer, kept), found in zip(layers.items(), in_force.assign(key), strict=True):
+            for layer, kept in layers.items():
                 try:
-                    target = self._find_target(layer, kept, found, in_force)
+                    target = self._find_target(layer, kept, in_force.find(layer, key), in_force)
                 except ValueError as error:
                     misfits.setdefault(str(error), set()).add(key)
                 else:

@@ -204,7 +204,7 @@ def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
     line = format_log(interval).rpartition(", ")[2]
     assert f", {line}\n" in PAGE
     assert f"{PREFIX}fullest_rank_experts_before_total" in PAGE
-    counted = re.search(r"here\s+`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
+    counted = re.search(r"means\s+`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
     assert "{} -> {}".format(*counted) in line
     (row,) = ask(write, capsys, "--tp", 4, "--ep-size", 4, "--active", *counted)
     assert row["fullest_rank_experts"] == [24.7, 9.5]

@@ -151,7 +151,7 @@ class Selection:
     With masked logits there are at least k such experts, because the runner needs k experts.
     """
     rescued: torch.Tensor
-    """0-dim int64: the number of rows that would have no expert without the policy's key `rescue`."""
+    """0-dim int64: the number of rows that have an expert only because of the policy's key `rescue`."""
     vanilla_active: torch.Tensor
     """[N] bool: the experts that would be active if the model routed without a policy."""
     kept_mass: torch.Tensor
@@ -192,7 +192,7 @@ class Tally:
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
     """Return a tally for logits [rows, experts]. If `layers` is given, the tally is for this number of layers.
 
-    `new` allocates a tensor.
+    `new` allocates a tensor, as `Tensor.new_empty` does.
     """
     import torch
 

@@ -143,7 +143,8 @@ def _check_alone(options: argparse.Namespace) -> None:
 def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Sequence[str], ServerFlags]:
     """Return the server's flags, as a list and as parsed values.
 
-    If no flag names a policy, the policy `DEFAULT` is added to both, unless the step has only one row.
+    If no flag names a policy, the policy `DEFAULT` is added to both. It is not added if the step has only one row, or
+    with --active or --mask-padding-experts.
     """
     flags = read_flags(given)
     if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:

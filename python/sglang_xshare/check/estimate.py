@@ -79,7 +79,7 @@ class Step:
         return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
-        """Raise ValueError if the numbers in `active` are impossible, or if there are too many rows."""
+        """Raise ValueError if `active` is impossible or is set with several policies, or if there are too many rows."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
         if self.active is None:
             if self.rows > MOST_ROWS:

@@ -16,7 +16,7 @@ ALONE = "data-parallel attention: while one rank prefills, the step is vanilla o
 
 @dataclass(frozen=True)
 class Miss:
-    """The error of the estimate for one model, in a number of measured steps. Errors are ranges (least, most).
+    """The error of the estimate for one model class, in a number of measured steps. Errors are ranges (least, most).
 
     `time` is the estimated time divided by the measured time. `speedup` is the estimated speed-up minus the measured
     speed-up.

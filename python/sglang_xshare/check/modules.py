@@ -137,9 +137,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def import_lightly() -> Iterator[None]:
     """Import transformers in 1.1 s of CPU time instead of 2.7 s.
 
-    The import skips PyTorch's compiler, image processors and garbage collection. At the end of the context the imported
-    modules are removed, so a later import loads all of transformers. If the process has already imported one of these
-    packages, the context does nothing.
+    The import skips PyTorch's compiler, image processors and garbage collection. At the end of the context transformers
+    is removed from the imported modules, so a later import loads all of it. If the process has already imported one of
+    these packages, the context does nothing.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
         yield

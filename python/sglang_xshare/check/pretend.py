@@ -36,7 +36,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
     Facts that SGLang detected when it was imported do not change. For AMD's GPUs there are many such facts, so only the
-    resolved MoE runner is correct. Call `check_gpu` first.
+    resolved MoE runner is correct. SGLang must be `SINCE` or later (see `check_gpu`).
     """
     import torch
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS

@@ -72,7 +72,7 @@ def find_folder(model: str, revision: str | None) -> Path:
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
-    """Return the description of a model from config.json and the flags. Raises ValueError for a dense model."""
+    """Return the description of a model from config.json and the flags. Raises ValueError as `read_folder` does."""
     model, original, config, text = read_folder(str(folder), flags.changes)
     parts = SimpleNamespace(hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(**text))
     declared = find_quantization(parts)

@@ -53,8 +53,8 @@ def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
 def count_weights(reading: Reading) -> Weights:
     """Count the weights of a model, in its safetensors or in the modules that transformers builds.
 
-    Raises ValueError, with a message of one line, if neither source describes the model. Raises ModuleNotFoundError if
-    transformers is needed but not installed.
+    In modules each weight has the bits of its quantization. Raises ValueError, with a message of one line, if neither
+    source describes the model. Raises ModuleNotFoundError if transformers is needed but not installed.
     """
     if reading.load_format in PACKED:
         raise ValueError(f"--load-format {reading.load_format} has bytes that are not counted; must be another")
@@ -108,7 +108,7 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
 
 
 def count_experts(weights: Weights, flags: ServerFlags) -> int:
-    """Return the experts of a layer that all ranks together hold: no more than the slots if experts are paged."""
+    """Return how many experts of a layer all ranks together hold: at most the slots if experts are paged."""
     return min(flags.slots or LARGEST, weights.model.num_experts + flags.redundant)
 
 

@@ -31,7 +31,7 @@ REASONS = {
     "pplx": "the backend reads the -1 of an empty slot as expert 4294967295",
     "deepep_v2": f"the backend passes on as many experts a row as the router has, and {_UNKNOWN}",
 }
-"""The reasons why these backends are not supported. For all other backends the reason is `_UNKNOWN`."""
+"""The reasons why these backends are not supported. For other unsupported backends the reason is `_UNKNOWN`."""
 
 
 def check_backend(config: Any) -> None:

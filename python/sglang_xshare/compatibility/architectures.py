@@ -1,7 +1,7 @@
 """Tables of SGLang's model classes. They show which classes tests have run with a policy, and which are refused.
 
 The tables describe SGLang 0.5.23. All other classes are untested. When a server has loaded a model of an untested
-class, it checks that each MoE layer has exactly one known `TopK` module.
+class, it checks that each MoE layer has one known `TopK` module.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"
@@ -74,7 +74,7 @@ UNSERVED = {
 }
 
 FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
-"""Model classes that compute the gate and TopK in one kernel for some batch sizes.
+"""Model classes that compute the gate and TopK in one kernel for some numbers of rows.
 
 SGLang does not use this kernel if the environment variable SGLANG_K3_FUSED_FRONT is off. In every supported release
 only `KimiK3MoE._ep_front` calls the kernel.

@@ -1,9 +1,9 @@
-"""The choice of an MoE runner for a server with a policy and `--moe-runner-backend auto`.
+"""The choice of an MoE runner for a server with `--moe-runner-backend auto`.
 
 This module first lets SGLang resolve a copy of the arguments, without log output. If SGLang chooses a runner that does
 not support the policy, the module sets another runner before SGLang resolves the real arguments. SGLang treats this
-runner as if the user had chosen it, so all settings that depend on the runner are consistent. Without a policy the
-module does nothing.
+runner as if the user had chosen it, so all settings that depend on the runner are consistent. If the expert-selection
+stage is off, the module does nothing.
 """
 
 import copy

@@ -160,7 +160,7 @@ CHECKS = (
     # A number of ranks that does not divide the model's experts or heads. Slices that end within a quantized block.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
-    # Experts whose quantization has no MoE runner that supports a policy.
+    # Experts that run with a kernel that does not support a policy.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
     # A dense model, a model whose layers have different numbers of experts, or a model class that is not supported.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
@@ -174,8 +174,8 @@ CHECKS = (
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # A schedule that does not fit the model, the batch sizes or the MoE runner.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
-    # A single replica, replicas on several machines, a server that does not report finished requests, and a table of
-    # another model.
+    # A single replica, data-parallel attention, replicas on several machines, PD disaggregation, a server that does not
+    # report finished requests, and a table of another model.
     Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.table), "affinity"),
 )
 
@@ -195,9 +195,10 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
 
 
 def set_arguments(start: Start) -> None:
-    """Set the arguments for --expert-placement, and replace an MoE runner that does not support the policy.
+    """Set the arguments for --expert-placement, and choose another MoE runner if SGLang's choice is not supported.
 
-    If a check has refused the placement, the placement's arguments are not set.
+    If a check has refused the placement, the placement's arguments are not set. A runner that the user has chosen is
+    not replaced.
     """
     if start.asks(PLACEMENT) and "placement" not in start.refused:
         set_placement(start.server_args)

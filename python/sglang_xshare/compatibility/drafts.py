@@ -43,8 +43,9 @@ def check_depth(server_args: Any) -> None:
 def check_adapts(server_args: Any, config: Any) -> None:
     """Raise `ExpertPolicyError` if the user requests an adaptive draft depth, but SGLang does not adapt the depth.
 
-    `config` contains the resolved arguments. Also raise the error if the environment variable `SKIPS` is on. The draft
-    model would then skip the tokens of steps without drafts, and later drafts would become worse.
+    `config` contains the resolved arguments. If the server chooses the depth by tokens per second, also raise the error
+    if the environment variable `SKIPS` is on. The draft model would then skip the tokens of steps without drafts, and
+    later drafts would become worse.
     """
     if is_on(config) and is_switched_on(SKIPS):
         raise ExpertPolicyError(

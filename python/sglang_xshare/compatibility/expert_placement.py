@@ -125,7 +125,7 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
     """Return the number of an expert's columns on each rank, as text.
 
-    Raises `ExpertPolicyError` if the ranks cannot divide the columns.
+    Raises `ExpertPolicyError` if the ranks cannot divide the columns, or if a slice would end within a quantized block.
     """
     quantization = find_quantization(model)
     block = count_block(quantization)

@@ -44,8 +44,8 @@ class Format:
         return self.name
 
 
-# With some formats these runners accept only router logits (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py).
-# With other formats their code has not been reviewed.
+# A format has these runners in `unserved` for one of two reasons: they accept only router logits (modelopt_quant.py,
+# compressed_tensors_w4a4_mxint4_moe.py), or their code for this format has not been reviewed.
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
@@ -136,7 +136,7 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
 
 
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
-"""Keys of a quantization whose value is the number of weights that share a scale. -1 means a column of weights."""
+"""Keys of a quantization whose value is the number of weights that share a scale. -1 means a whole column."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
 """Keys of config.json that may contain an expert's number of columns. `intermediate_size` may be for dense layers."""
 CHECKED = (FP8_BLOCK, _COMPRESSED_FP8["block"], Format("blockwise_int8"))

@@ -116,7 +116,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
 
 
 def read_placement(model_runner: Any) -> Placement | None:
-    """Return the placement of the experts on the ranks. Return None if one rank has all experts.
+    """Return the placement of the experts on the ranks. Return None if --ep-size is 1.
 
     Each rank holds a contiguous range of experts, unless SGLang maps expert ids (--init-expert-location,
     --enable-eplb). If an expert has several copies, the placement contains the rank of the first copy.
@@ -204,7 +204,10 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
 
 
 def count_hashed(modules: Mapping[str, Any]) -> int:
-    """Return the number of MoE layers that route by a hash of the token, such as the first layers of DeepSeek-V4."""
+    """Return the number of MoE layers that route by a hash of the token, such as the first layers of DeepSeek-V4.
+
+    No policy selects in such a layer.
+    """
     from sglang.srt.layers.moe.hash_topk import HashTopK
 
     return sum(isinstance(module, HashTopK) for module in modules.values())

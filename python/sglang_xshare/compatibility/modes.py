@@ -137,7 +137,7 @@ def _check_keys(config: Any) -> None:
 
 
 def _check_redundant_experts(config: Any) -> None:
-    """Refuse a dispatch algorithm if it would activate experts that the policy did not select."""
+    """Refuse a dispatch algorithm if it would activate experts, or copies of experts, that were not selected."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
         allowed = "must be left out, or dynamic without redundant experts"

@@ -97,7 +97,8 @@ def read_folder(
     - config.json after the `changes` from --json-model-override-args
     - the language model in the changed config.json
 
-    Raises `ExpertPolicyError` as `read_model` and `read_written` do.
+    The properties are read from the changed config.json. Raises `ExpertPolicyError` as `read_model` and `read_written`
+    do.
     """
     original = read_written(folder)
     config = dict(original)

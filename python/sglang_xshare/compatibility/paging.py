@@ -26,7 +26,7 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
     """Return the largest batch size for which SGLang may capture a decode graph if experts are paged.
 
-    `requests` is SGLang's own limit: `slots` divided by top-k. Return this limit if the stage is off, if `slots` is not
+    `requests` is SGLang's own limit, `slots` // top-k. Return this limit if the stage is off, if `slots` is not
     known yet (None), or if SGLang captures no decode graphs.
     """
     arguments, sizes = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode.bs

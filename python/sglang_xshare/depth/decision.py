@@ -13,10 +13,11 @@ from .shares import Shares
 MARGIN = 1.02
 """The smallest factor by which another depth must be faster to replace the depth in use."""
 TRIAL = 8
-"""The number of verify steps in a trial of a depth that has no measured time yet."""
+"""The number of verify steps in a trial of a depth that has no time yet, neither measured nor borrowed."""
 RETRIAL, PERIOD = 4, 256
-"""RETRIAL is the number of verify steps in a repeated trial. Only the two neighbours of the depth in use are tried
-repeatedly. PERIOD is the most verify steps at a batch size between two trials of one depth.
+"""RETRIAL is the number of verify steps in a repeated trial, a trial of a depth that already has a time. Only the two
+neighbours of the depth in use have repeated trials. PERIOD is the most verify steps at a batch size between two trials
+of one depth.
 """
 SOON, SLOWER = 32, 1.5
 """The first period after a change of the depth has SOON verify steps. Each next period is longer by the factor SLOWER,

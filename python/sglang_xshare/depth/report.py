@@ -8,7 +8,7 @@ from ..upstream.ranks import is_first_rank
 from .policy import ThroughputPolicy
 
 GROUP = "depth"
-"""The name of the figures about depths in `FIGURES` (stage/record/figures.py)."""
+"""The group of figures about depths in `FIGURES` (stage/record/figures.py)."""
 
 
 class DepthReport:

@@ -1,7 +1,7 @@
 """The commands apply, revert and status.
 
-Apply and revert change all files or none, even if they are interrupted, and both can be repeated. Revert restores every
-byte.
+Apply and revert change all files or none. If a run is interrupted, the next run completes or undoes its changes. Both
+commands can be repeated, and revert restores every byte.
 
 Apply computes every new content before it writes a file. It stores the old and new contents beside the tree's files
 (`state.py`), then moves the new contents into place one by one. If a move fails, apply restores every stored pristine
@@ -112,7 +112,7 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
 def describe(target: Path | None = None, root: Path | None = None) -> str:
     """Return lines about the condition of a tree.
 
-    Raises PatchError if this queue has not patched the tree and cannot patch it.
+    Raises PatchError unless this queue has patched the tree, or the tree is unpatched and this queue fits it.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)

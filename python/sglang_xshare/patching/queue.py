@@ -98,7 +98,7 @@ def read_hashes(root: Path, release: str) -> dict[str, str]:
 
 
 def read_digest(root: Path, release: str) -> str:
-    """Return a sha256 over the names and contents of the release's patches. It identifies the patch queue."""
+    """Return a sha256 over the names and contents of the release's patches, in order. It identifies the queue."""
     total = hashlib.sha256()
     for name in read_series(root, release):
         total.update(f"{name}\n{digest((root / name).read_bytes())}\n".encode())

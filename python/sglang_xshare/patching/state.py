@@ -37,7 +37,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class State:
-    """The queue that has patched a tree. All fields are empty if the tree is not patched.
+    """The queue that has patched a tree. All fields are empty if no queue has patched the tree.
 
     `files` contains the hashes of each file, by its path relative to site-packages. Added files come first.
     """

@@ -1,6 +1,7 @@
 """A logit processor for teacher forcing: the server decodes a given text and reports the model's predictions.
 
-The reports are encoded in the log-probabilities that SGLang's API returns for the most likely tokens.
+SGLang's API returns log-probabilities for each decoded token and for the most likely tokens at its position. These
+log-probabilities encode the reports.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""A guard of a server's policy. If somebody else switches the policy during a search, the search ends."""
+"""A guard of a server's policy during a search.
+
+If somebody else switches the policy, the search ends, and the new policy stays active.
+"""
 
 from typing import Any
 

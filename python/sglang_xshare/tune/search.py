@@ -152,8 +152,9 @@ def search(
     """Find the settings with the fewest experts within the tolerance, at one batch size.
 
     `tolerance` is a share of vanilla's cross-entropy. `unit` names the unit that the bench counts. The search first
-    measures a setting in all groups, to count vanilla's active experts. Then it measures each setting in each group
-    alone. Finally it measures choices of settings, and finds the last choice within the tolerance by bisection.
+    measures a setting in all groups, to count vanilla's active experts. It uses the first setting that changes
+    anything. Then it measures each setting in each group alone. Finally it measures choices of settings, and finds the
+    last choice within the tolerance by bisection.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)

@@ -80,7 +80,7 @@ def _capture_widths(model_runner: Any, scheduler: Any) -> None:
         state.target_graph_runner = None
     captured = {}
     try:
-        # The current width is last, so its state is active then. Draft models do not select, and keep their graphs.
+        # The current width is last, so it is active afterwards. Draft models do not select, so they keep their graphs.
         for steps in sorted(states, key=lambda steps: steps == current):
             worker.apply_runtime_state(states[steps])
             model_runner.init_decode_cuda_graph()

@@ -47,8 +47,8 @@ def _check_shared(topk_config: Any, scoring: str) -> None:
     One fused shared expert is allowed if SGLang appends its column to the columns of the routed experts.
     """
     shared, grouped = num_shared_slots(topk_config), topk_config.use_grouped_topk
-    # Otherwise a router without groups chooses one routed expert too many. Only CUDA's `moe_fused_gate`, which is not
-    # for softmax, appends the shared expert.
+    # A softmax router without groups instead chooses one routed expert too many. Every other router without groups does
+    # so too, except CUDA's `moe_fused_gate`.
     known = topk_config.renormalize and (grouped or (scoring != "softmax" and routes_on("_is_cuda")))
     if shared > 1 or (shared and not known):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"

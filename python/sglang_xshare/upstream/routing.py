@@ -141,7 +141,10 @@ def scales_unnormalized_groups() -> bool:
 
 
 def folds_scaling(topk_config: Any) -> bool:
-    """Return whether the router scales weights in place of the model. AMD's aiter does, whatever its config says."""
+    """Return whether the router scales weights in place of the model.
+
+    AMD's aiter does so for some routers, whatever the router's config says.
+    """
     if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:

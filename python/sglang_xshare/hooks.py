@@ -52,7 +52,7 @@ class Refused(SystemExit, ValueError):
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags before SGLang resolves them, and set other arguments. Raises `Refused` if a check fails."""
+    """Check the flags before SGLang resolves them, and set the arguments that they imply. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_arguments
 
@@ -60,7 +60,7 @@ def check_flags(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Check the resolved arguments and the model, and set environment variables. Raises `Refused` if a check fails."""
+    """Check resolved arguments and the model before weights load. Set environment variables. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_environment
 
@@ -84,7 +84,7 @@ def _is_asked(server_args: Any) -> bool:
 
 
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
-    """Return the default capture sizes of decode graphs. If the stage is on, add 1 to 16 to SGLang's `sizes`."""
+    """Return the default batch sizes of decode graphs. If the stage is on, add 1 to 16 to SGLang's `sizes`."""
     if not _is_asked(server_args):
         return sizes
     from .compatibility.arguments import is_on
@@ -216,7 +216,7 @@ def handle(scheduler: Any, request: Any) -> Any:
 
 
 def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
-    """Raise ValueError if a request's choice to be exact is wrong, or if this server cannot serve it."""
+    """Raise ValueError if a request's choice to be exact is wrong, or if this server cannot serve the choice."""
     params, routing_key = sampling_params.custom_params, getattr(request, "routing_key", None)
     is_asked = params is not None and (not isinstance(params, dict) or KEY in params)
     if is_asked or KEY in (routing_key or ""):
@@ -281,8 +281,8 @@ def dispatcher(controller: Any) -> Any:
     return make_dispatcher(controller)
 
 
-def watch_requests(manager: Any) -> None:
-    """Make a tokenizer manager report finished requests. Do nothing if expert-affinity dispatch is off."""
+def watch_requests(manager: Any, port_args: Any) -> None:
+    """Make a tokenizer manager report finished requests to the controller if expert-affinity dispatch is on."""
     if affinity.is_asked(manager.server_args):
         from .affinity.finished import WatchedRequests, report_end
 

@@ -215,7 +215,7 @@ def test_the_controller_receives_what_the_tokenizer_reports(sent):
     states = {"r0": object(), "r1": object()}
     server_args = SimpleNamespace(load_balance_method=METHOD)
     manager = SimpleNamespace(server_args=server_args, rid_to_state=states, _dispatch_to_scheduler=told.append)
-    hooks.watch_requests(manager)
+    hooks.watch_requests(manager, None)
     for name in states:
         dispatcher(request(name))
     del manager.rid_to_state["r0"]
@@ -230,6 +230,6 @@ def test_another_method_leaves_everything_as_it_was():
     states: dict[str, Any] = {}
     server_args = SimpleNamespace(load_balance_method="round_robin", expert_affinity=None, expert_affinity_bound=None)
     manager = SimpleNamespace(server_args=server_args, rid_to_state=states)
-    hooks.watch_requests(manager)
+    hooks.watch_requests(manager, None)
     assert manager.rid_to_state is states
     assert hooks.dispatcher(SimpleNamespace(server_args=server_args)) is None

@@ -81,7 +81,7 @@ def test_without_the_package_every_call_returns_what_it_was_given(load, missing)
     calls = [(module.check_flags, off), (module.check_server, off), (module.attach, one), (module.publish, one)]
     for function, argument in [*calls, (module.check_exit, 1), (module.dispatcher, one)]:
         assert function(argument) is None
-    assert module.watch_requests(one) is None
+    assert module.watch_requests(one, two) is None
     assert module.check_flags(SimpleNamespace(load_balance_method="round_robin")) is None
 
 

@@ -143,7 +143,7 @@ class Client:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy that the environment sets for `url`, or None. This machine's own addresses have no proxy."""
+    """Return the proxy that the environment sets for `url`, or None. localhost and loopback addresses have no proxy."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

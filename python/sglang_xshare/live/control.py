@@ -108,8 +108,9 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str) -> dict[str, Any]:
         """Check a switch to the policy in `body`. Store the switch for the commit of the same `epoch`.
 
-        `body` contains "policy", the keys of --expert-policy-config, and optionally "trial" and "recapture". Return the
-        same numbers of switches as `get`. Raises ValueError, with a message of one line, if the switch is refused.
+        The active policy does not change. `body` contains "policy", the keys of --expert-policy-config, and optionally
+        "trial" and "recapture". Return the same numbers of switches as `get`. Raises ValueError, with a message of one
+        line, if the switch is refused.
         """
         self._checked = None  # all schedulers clear it, even if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)

@@ -52,7 +52,7 @@ class Look:
 def look(client: Client) -> Look:
     """Return the current state of a server.
 
-    Raises `PolicyError` if the server refuses, if it does not answer, or if it has no metrics.
+    Raises `PolicyError` if the server refuses, if it does not answer, or if it lacks this package or has no metrics.
     """
     answer = client.get_policy()
     if "since_switch" in answer and "by_layer" not in (answer["since_switch"] or {}):

@@ -30,7 +30,8 @@ class Exact:
     forward, on the stream of the forward. They are written only if the exact rows have changed since the last write.
 
     `low_first` is True if SGLang serves requests with a lower priority number first. `refusal` is an error message if
-    the server cannot serve exact requests, else None. With `ignores_asked`, requests cannot ask to be exact.
+    the server cannot serve exact requests, else None. With `ignores_asked`, a request that asks to be exact follows
+    the rule, like a request that makes no choice.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Exact:
             self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
-        """Return a mask [rows] bool that is True for rows of exact requests. A graph reads it again in each replay."""
+        """Return a mask [rows] bool, True for rows of this rank's exact requests. A graph reads it in each replay."""
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:

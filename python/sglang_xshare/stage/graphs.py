@@ -192,7 +192,7 @@ class Graphs:
 
 
 def describe_misfits(misfits: dict[str, set[StepKey]]) -> str:
-    """Return one line with the reasons why graphs would have to be captured again."""
+    """Return one line: why graphs would have to be captured again, and that "recapture" is false."""
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()

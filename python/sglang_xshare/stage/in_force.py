@@ -111,12 +111,12 @@ class InForce:
         """
         if key is None:
             return "prefill"
-        place = self._place(key)
-        if place not in self._outcomes:  # cached, because reading the reasons of 48 layers takes 2 us
+        which = self._cache_key(key)
+        if which not in self._outcomes:  # cached, because reading the reasons of 48 layers takes 2 us
             reasons = {one.reason for one in self.assign(key)}
             acts = "observed" if self.observes else "policy"  # the outcome if some layer has a plan
-            self._outcomes[place] = acts if None in reasons else next(one for one in REASONS if one in reasons)
-        return self._outcomes[place]
+            self._outcomes[which] = acts if None in reasons else next(one for one in REASONS if one in reasons)
+        return self._outcomes[which]
 
     def describe_forward(self, outcome: str) -> Forward | None:
         """Return the record of a forward with this outcome, or None if no policy has been active yet.
@@ -140,12 +140,12 @@ class InForce:
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step with this key."""
-        place = self._place(key)
-        if place not in self._assigned:
-            self._assigned[place] = [self.find(layer, key) for layer in self.layers]
-        return self._assigned[place]
+        which = self._cache_key(key)
+        if which not in self._assigned:
+            self._assigned[which] = [self.find(layer, key) for layer in self.layers]
+        return self._assigned[which]
 
-    def _place(self, key: StepKey) -> tuple[StepKey, int | None]:
+    def _cache_key(self, key: StepKey) -> tuple[StepKey, int | None]:
         """Return the key of the caches. SGLang may set the number of page slots after the first call."""
         return key, self.layers[0].paging_slots
 

@@ -54,8 +54,8 @@ class Layer:
     `plain_config` replaces the config in SGLang's router. With `selecting_config`, the router calls `choose` to select
     experts.
 
-    - `renumbers`: SGLang replaces each selected id by a table lookup, so `choose` may not return the id -1.
-    - `runner_ranks_logits`: the MoE runner gets logits and ranks them itself, unless the layer selects experts.
+    - `renumbers`: SGLang replaces each selected id by a table lookup, so `choose` must not return the id -1.
+    - `runner_ranks_logits`: if the layer does not select experts, the MoE runner gets logits and ranks them itself.
     - `takes_kmax`: the MoE runner accepts more or fewer columns than the model's top-k.
     - `recorded`: --enable-return-routed-experts returns the selected experts.
     - `paging`: the result of `find_paging` for the layer's experts.
@@ -173,7 +173,7 @@ class Layer:
         model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
-        """Take part in the gather of a step in which this rank has no rows, because other ranks wait for this rank."""
+        """Select experts although this rank has no rows: the other ranks wait for this rank's part of the gather."""
         model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.index].plan is None:
             return

@@ -32,9 +32,9 @@ class PagedLayers:
         return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` if a step that `totals` counts had more active experts than page slots.
+        """Raise `SlotsExceeded` if a step that `fits_slots` allowed had more active experts than page slots.
 
-        The host waits for the device.
+        `totals` are the totals of the acting lane's counters. The host waits for the device.
         """
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]

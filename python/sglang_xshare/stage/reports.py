@@ -61,7 +61,7 @@ class Reports:
         """Update the metrics and the trace. Only the first rank does this, because all ranks run the same steps.
 
         Do nothing if there is no reporter, or if no step has run since the last call. With `always`, update even
-        without a new step. Raises `SlotsExceeded` if a step had more active experts than page slots.
+        without a new step. Raises `SlotsExceeded` as `PagedLayers.check` does.
         """
         reporter, self._unpublished = self.reporter, 0
         if reporter is None or not is_first_rank():

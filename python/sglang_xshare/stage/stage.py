@@ -56,8 +56,8 @@ class Stage:
     - `tp_size`: the number of tensor-parallel ranks. If there are several, they compare their selections.
     - `stops`: if True, the server ends when ranks have selected different experts. Otherwise it switches to vanilla.
     - `exact`, `acceptance`: the exact requests, and the estimated chance that a draft is accepted.
-    - `find_batches`: takes the policy's key `rows` and returns the batch sizes that the server's steps can have. SGLang
-      decides these sizes after the weights have loaded.
+    - `find_batches`: takes the policy's key `rows`, "batch" or "rank", and returns the batch sizes that the server's
+      steps can have. SGLang decides these sizes after the weights have loaded.
     - `recapture(scheduler, fits)`: captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 

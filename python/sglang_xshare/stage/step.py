@@ -34,7 +34,8 @@ class Step:
     """A decode or verify step of the target model.
 
     `phase` is "decode" or "verify". `rows` is the number of the router's rows, including padding rows. In a CUDA graph,
-    `rows` is the captured size. With data-parallel attention, `rows` includes the rows of all attention ranks.
+    `rows` is the captured size. With data-parallel attention, `rows` includes the rows of all attention ranks, unless
+    each rank selects among its own rows.
 
     On some servers each rank's router gets only the rank's own rows, but the ranks select experts together. `gather`
     then collects the rows of all ranks, and `rows` is the number of these rows. On all other servers `gather` is None.
@@ -109,7 +110,7 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
-        # Before a replay the rows are not padded yet. SGLang finds the graph by the rows of the largest rank.
+        # Before a replay the rows are not padded yet. SGLang finds the graph by the rows of the rank with the most.
         most = max(counts or [len(forward_batch.out_cache_loc)])
         counts = [-(-most // ranks.share)]
     if counts:

@@ -56,9 +56,9 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return the changes that a switch to `latter` makes to the captured graphs.
 
-    Return None if the switch captures all graphs again. It does so if a graph cannot follow `latter`, or if a capture
-    adds graphs that the server lacks. With `recaptures` False, the switch never captures graphs. It then raises
-    ValueError if a graph cannot follow `latter`.
+    Return None if the switch captures all graphs again. It does so if a graph cannot follow `latter`, if the rows that
+    ranks gather change, or if a capture adds graphs that the server lacks. A switch to vanilla never captures graphs.
+    With `recaptures` False, no switch captures graphs. Raises ValueError if the switch then cannot be made.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits

@@ -21,7 +21,7 @@ REPEATS = 30
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch of requests: their tokens in the cache, their new tokens, and the sizes of the heads."""
+    """A batch of requests: their tokens in the cache, their new tokens, and the number and size of the heads."""
 
     name: str
     seq_lens: tuple[int, ...]

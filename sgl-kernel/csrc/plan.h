@@ -42,7 +42,7 @@ struct Plan {
   int32_t utility;
   int32_t add_per_request;
   int32_t add;
-  int32_t max_add;  // the largest number of experts that `mass` adds
+  int32_t max_add;  // the largest number of experts that `mass` adds; num_experts: no limit
   int32_t target_per_rank;
   int32_t balance;
   int32_t ranks_experts;

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
-    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer. All sources are read before any slot is written.
+    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer. A source is read before its slot is overwritten.
 
     * `data_ptrs` [buffers] uint64 are the addresses of contiguous buffers. `strides` [buffers] is the size of a slot in
       bytes.

@@ -70,7 +70,8 @@ def tree_batches(draw: st.DrawFn) -> tuple[list[DraftTree], list[int], int, int,
 def test_links_positions_and_masks(batch: tuple[list[DraftTree], list[int], int, int, int]) -> None:
     """The links list the children of each node in order. The position of a node is its depth after the sequence.
 
-    The mask of a node marks only its ancestors. A full mask also has columns for the sequence before them.
+    The mask of a node marks only the root, its ancestors and itself. A full mask also has columns for the
+    sequence before them.
     """
     trees, seq_lens, topk, steps, nodes = batch
     built = build(trees, seq_lens, topk, steps, nodes, QLEN_ONLY)

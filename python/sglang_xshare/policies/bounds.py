@@ -78,7 +78,7 @@ def _holds_own(
         "add": min(rows // tokens_per_request * beyond, num_experts - sure),
         "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
     }
-    # Only balance `literal` always selects as many experts as the sum of the ranks' targets.
+    # Only with balance `literal` does S always have as many experts as all targets together, if so many have utility.
     if plan.balance == "literal":
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
     given = {key: getattr(plan, key) or 0 for key in enough} | {"add": _count_added(plan, num_experts)}
@@ -116,8 +116,8 @@ def max_active(
     """Return the largest number of experts that can be active in a step of `rows` rows. The result is at least 1.
 
     The step has no exact rows. Some budgets have no fixed size, because they depend on the logits or on the ranks.
-    These are `drop`, `confidence`, `target_per_rank`, and `mass` without `max_add`. With such a budget the result is
-    the number of experts that the rows can use at most.
+    These are `drop`, `confidence`, `target_per_rank`, and `mass` without `max_add`. Such a budget does not lower
+    the result below the number of experts that the rows can use at most.
 
     `slots` is the number of page slots, or None if the batch does not mark the loaded experts. A plan may select loaded
     experts that no budget counts. It then selects at most `slots` experts, unless the warm-ups and `add_per_request`

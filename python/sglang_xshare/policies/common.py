@@ -77,7 +77,7 @@ def read_phases(
 ) -> tuple[str, ...]:
     """Return the phases in which the policy selects. Raises ValueError naming the key.
 
-    The errors name `speculates`, the flag for speculative decoding.
+    An error may name `speculates`, the flag for speculative decoding.
     """
     if value is None:
         if not speculative and policy.phases == ("verify",):

@@ -124,9 +124,10 @@ def register(
 ) -> Callable[[Callable[..., SelectionPlan]], Callable[..., SelectionPlan]]:
     """Register a function as the policy called `name`.
 
-    The parameters of the function are the keys of the policy. The first line of its docstring is the summary.
-    `own_keys` contains the accepted values of keys. A key that is not in `own_keys` accepts the same values as the
-    plan's key of this name. A key also accepts None if the type annotation of its parameter allows None.
+    The parameters of the function are the keys of the policy. The first line of its docstring is the summary, unless
+    `summary` is given. `own_keys` contains the accepted values of keys. A key that is not in `own_keys` accepts
+    the same values as the plan's key of this name. A key accepts None only if the type annotation of its parameter
+    allows None.
     """
 
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:

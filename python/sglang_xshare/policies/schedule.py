@@ -141,8 +141,8 @@ class Schedule:
         """Return every plan that some layer and batch size can have.
 
         `model_layers` contains the ids of the model's MoE layers, or is None while the ids are unknown. Raises
-        ValueError if no plan is left, or if an override is wrong. An override must not name a layer beyond the model's
-        last layer. It must name an MoE layer, and a batch size in which the policy selects.
+        ValueError if no plan is left, or if an override is wrong. An override for layers must contain an MoE layer, and
+        no layer beyond the last MoE layer. An override for rows must contain a row count in which the policy selects.
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
@@ -175,10 +175,10 @@ def build_schedule(
 ) -> Schedule | None:
     """Return the schedule of a policy, or None for `vanilla`. The name, keys and common keys are validated first.
 
-    `speculative` is True if the server uses speculative decoding. The errors name `speculates`, the flag that switches
-    on speculative decoding. `pages` is True if the server pages experts. The default of `min_rows` is then 1, because
-    with paged experts a policy also helps a step of one row. Raises ValueError naming the key, the value and what is
-    allowed.
+    `speculative` is True if the server uses speculative decoding. An error may name `speculates`, the flag that
+    switches on speculative decoding. `pages` is True if the server pages experts. The default of `min_rows` is then
+    1, because with paged experts a policy also helps a step of one row. Raises ValueError naming the key, the value and
+    what is allowed.
     """
     policy = get_policy(name)
     if "policy" in config:

@@ -1,4 +1,4 @@
-"""The text form of a policy with its keys, such as `xshare:k0=1,add=24`, which all command lines accept."""
+"""The text form of a policy with its keys, such as `xshare:k0=1,add=24`, for all commands that take policies."""
 
 import json
 import re

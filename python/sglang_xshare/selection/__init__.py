@@ -54,8 +54,9 @@ def select(
     Triton kernel runs on CUDA and the compiled call runs on a CPU. If they do not support the plan, torch runs.
 
     If `slots` is given, ids and weights have the form that an MoE runner needs. If `tally` is given, the function
-    writes the counted tensors to it. `allocate_tally` makes such a tally. `budgets` contains the numbers of the plan on
-    the device. Only the Triton kernel reads `budgets`; the other backends read the plan.
+    writes the counted tensors to it. `allocate_tally` makes such a tally for logits of this shape. `budgets` must have
+    been made for this plan. It contains the plan's numbers on the device. Only the Triton kernel reads `budgets`; the
+    other backends read the plan.
 
     The function is independent of phases, layers and SGLang. Only backend "reference" waits for the device. Raises
     ValueError naming the input, its value and what is allowed.
@@ -97,7 +98,7 @@ def prepare_call(
 ) -> Call | None:
     """Return the compiled call for inputs that `select` has checked, or None if `select` would choose another backend.
 
-    The call does not check its inputs. It accepts any logits of the same shape, whatever flags their rows have.
+    The call accepts any logits of the same shape and any flags of their rows. It does not check them again.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None

@@ -8,8 +8,8 @@ from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 
 Handled = Mapping[str, tuple[str, ...]]
-"""A dict from each key of a plan to the words that a backend implements for the key. The tuple is empty if the key
-takes numbers.
+"""A dict from each key that a backend reads to the words that the backend implements for the key. The tuple is empty if
+the key takes numbers.
 """
 
 

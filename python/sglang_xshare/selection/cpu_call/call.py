@@ -59,7 +59,7 @@ def find_call(
 ) -> Call:
     """Return the compiled call for a plan and a router. `supports` must return True for the plan.
 
-    Each plan and router is packed only once. Raises ValueError on a machine without the compiled call.
+    A plan and a router are packed at their first use. Raises ValueError on a machine without the compiled call.
     """
     return Call(plan, router, num_experts, exact, slots)
 

@@ -20,10 +20,11 @@ def count_step(
     """Add the counts of a step to `totals` [layers, columns] float64, and return the added counts.
 
     csrc/counting.cpp lists the columns. The tensors of `tally` have the shape [layers, ...]. `batch` contains the flags
-    of the step's rows.
+    of the step's `rows` rows.
 
-    `loaded` and `sure` are for paged experts. `loaded` [layers, N] bool marks the experts that are in the page slots of
-    a layer. `sure` [layers] bool marks the layers whose active experts fit the page slots for any logits.
+    `loaded`, `slots` and `sure` are for paged experts. `loaded` [layers, N] bool marks the experts that are in the page
+    slots of a layer, and `slots` is the number of a layer's page slots. `sure` [layers] bool marks the layers
+    whose active experts fit the page slots for any logits.
     """
     counts = torch.empty_like(totals)
     # This variable keeps contiguous copies alive until the call returns.

@@ -36,7 +36,7 @@ def select(
     budgets: Budgets | None = None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Select experts and each row's experts; see `sglang_xshare.selection.select`.
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`.
 
     `budgets` must have been made for this plan. Its numbers may change before the kernel runs or a CUDA graph replays.
 

@@ -41,8 +41,8 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """Return P in multiples of 2^-20: [R, E] int32.
 
-    If P has no upper bound, it is first divided by its sum in the row. If `chance` [R, 1] is given, it multiplies the
-    result.
+    If P has no upper bound, it is first divided by its sum in the row. If `chance` [R, 1] is given, P is multiplied by
+    it before the rounding.
     """
     scale = 1048576.0
     if recipe.scoring == "sqrtsoftplus":
@@ -116,7 +116,8 @@ def rank_rows(
 def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """Return the share of each score in the row's sum, in multiples of 2^-20: [R, E] int32.
 
-    With utility `squared` the share is squared. If `chance` [R, 1] is given, it multiplies the result.
+    With utility `squared` the share is squared. If `chance` [R, 1] is given, the share is then multiplied by it. The
+    product is rounded last.
     """
     # The scores become integers in proportion to the largest score. The sum of integers is exact, so equal scores have
     # equal shares in any order.

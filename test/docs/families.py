@@ -50,8 +50,8 @@ example; [`check`](check.md) reports whether the weights fit with another number
 * *Answers, on a CPU*: a tiny model with random weights in float32 answered requests. *Transformers*: its answers equal
   the answers of transformers, token for token. *Pristine*: its answers equal the answers of unpatched SGLang, as long
   as the policy removes no expert. *Interpreted*: Triton's interpreter ran the SGLang kernels that have no CPU version.
-* *Speed, on a GPU*: a model of the published size with random weights was timed ([results](gpu.md#h200-results)). Its
-  answers were not compared.
+* *Speed, on a GPU*: a model of the published widths with random weights was timed ([results](gpu.md#h200-results)).
+  Its answers were not compared.
 * *Graphs, on a stand-in*: CUDA graphs were captured, padded, replayed and switched; nothing was computed.
 * *Without*: parts of the published model that the tiny model does not have, or that other code computes instead.
 

@@ -92,7 +92,7 @@ def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path)
 
 
 def compare(checkout: Path, published: Path, patched: Path, scratch: Path) -> Comparison:
-    """Run all parts with both packages. Raises ValueError if no test passes, because there is nothing to compare."""
+    """Run all parts with both packages. Raises ValueError if no test passes on the published package."""
 
     def run(what: str, *paths: str) -> tuple[Results, Results]:
         print(f"upstream_tests: {what}, published", flush=True)

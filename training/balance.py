@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 PENALTY = 0.02
 BIAS_RATE = 0.005
-"""The change of a bias in one step. Wang et al. use 0.001 in tens of thousands of steps, but a run here has 1,000."""
+"""The change of a bias in one step. Wang et al. use 0.001 in tens of thousands of steps; a run here has hundreds."""
 
 
 def loss_with_penalty(model: PreTrainedModel, ids: Tensor) -> Tensor:

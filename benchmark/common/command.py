@@ -114,7 +114,10 @@ def selecting(text: str) -> str:
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """Print one line and exit with a nonzero status if the program fails, is interrupted or receives SIGTERM."""
+    """Print one line and exit with a nonzero status if the program fails or is interrupted.
+
+    SIGTERM exits with status 143 and prints no line.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -27,7 +27,7 @@ class Summary:
       policy.
     - `kept_mass`: the mean share of the gating mass that the policy keeps.
     - `policy_steps`: the number of forwards that used the policy.
-    - `accept_length`: the accepted tokens per verify step.
+    - `accept_length`: the tokens per verify step, including the target model's own token.
     """
 
     name: str

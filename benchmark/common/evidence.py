@@ -17,7 +17,7 @@ class Evidence:
     - `kept_mass`: the share of the gating mass that the policy keeps, as a mean of the rows.
     - `policy_steps`: the number of forwards of the target model that used the policy.
     - `page_ins`: the number of experts that the server paged in.
-    - `page_ins_before`: the number of experts that the model's own routing would have paged in.
+    - `page_ins_before`: the number of experts that the model's own routing would have paged in from the same state.
     """
 
     experts_before: float | None

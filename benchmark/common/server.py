@@ -73,7 +73,7 @@ def has_gpu() -> bool:
 
 
 def is_small(model: str | Path) -> bool:
-    """Return whether the checkpoint folder `model` contains at most `SMALL` bytes of weights."""
+    """Return whether `model` is a checkpoint folder with at most `SMALL` bytes of weights."""
     return 0 < sum(path.stat().st_size for path in Path(model).glob("*.safetensors")) <= SMALL
 
 
@@ -100,7 +100,7 @@ class Server:
       SGLang.
     - `env`: additional environment variables.
     - `name`: the name in progress lines. The log is build/logs/<name>-<port>.log.
-    - `deadline`: the number of seconds after which the server must answer.
+    - `deadline`: the number of seconds within which the server must answer.
     - `program`: another Python module to run.
 
     Raises `ServerError` if the server exits during its start or does not answer in time.

@@ -12,8 +12,12 @@ DRAFTING = "EAGLE-3, "
 def speculative_flags(
     draft: str | Path, topk: int = 1, steps: int = 3, draft_tokens: int = 4, algorithm: str = "EAGLE3"
 ) -> tuple[str, ...]:
-    """Return the server flags for speculative decoding with the draft model `draft`."""
-    # On a CPU without AMX, all releases support only this choice of attention backends: see sgl-kernel/README.md.
+    """Return the server flags for speculative decoding with the draft model `draft`.
+
+    `topk` is the number of branches and `steps` the number of levels of the draft tree. `draft_tokens` is the number of
+    tokens that a verify step checks per request.
+    """
+    # The only choice of attention backends that all releases support on a CPU without AMX: see sgl-kernel/README.md.
     on_cpu = ("--prefill-attention-backend", "intel_amx", "--speculative-draft-attention-backend", "intel_amx")
     return (
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)),

@@ -45,7 +45,7 @@ class Variant:
         return [*flags, *self.args]
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the POST request that activates this policy on a running server."""
+        """Return the body of the POST request that activates this policy, or `vanilla` if `policy` is None."""
         return {"policy": self.policy or BASELINE, **self.keys}
 
 

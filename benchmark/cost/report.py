@@ -14,7 +14,7 @@ SHARE_BAR = 0.01
 
 
 def shape_key(shape: str) -> str:
-    """Return the key of the point for logits of this shape. A shape is spelt "rows x experts"."""
+    """Return the key of the point for logits of this shape. A shape is spelt ROWSxEXPERTS."""
     return f"select {shape}"
 
 

@@ -38,7 +38,7 @@ class DecodeShape:
 
 
 def time_routing(variants: Sequence[Variant], shape: DecodeShape, rounds: int) -> list[list[float]]:
-    """Measure the CPU time of a step's routing in seconds, for each variant and round."""
+    """Measure the CPU time of a step's routing and of the stage around it in seconds, for each variant and round."""
     models = [Routers(shape, variant) for variant in variants]
     return time_alternating([model.time_step for model in models], rounds, WARM_UPS)
 
@@ -83,7 +83,7 @@ class Routers:
             select_experts(self.hidden, self.logits, config, layer_id=number)
 
     def time_step(self) -> float:
-        """Run the routing of one decode step, and return its CPU time in seconds."""
+        """Run the routing of one decode step. Return its CPU time in seconds, which includes the stage."""
         rows = self.shape.rows
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(is_target_verify=lambda: False, is_decode=lambda: True),

@@ -16,7 +16,7 @@ from sglang_xshare.parser import LARGEST, between
 MIDDLE = {"alpha": 0.6, "experts": 128, "batch": 100}
 """The values that stay fixed while another one varies. They are the paper's values, except that its batch is 250."""
 SKEWED = 10
-"""One of this number of experts is drawn more often than the others. The paper calls this number k_r."""
+"""One in every `SKEWED` experts is drawn more often than the others. The paper calls this number k_r."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

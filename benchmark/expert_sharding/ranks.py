@@ -21,7 +21,7 @@ from benchmark.expert_sharding.layers import LAYOUTS, Experts, Layout, run_alone
 
 HEADS = 4
 ALIGNED = 4
-"""The number of float32 values in 16 bytes. In a grouped product, the length of matrix rows is a multiple of it."""
+"""The number of float32 values in 16 bytes. In a grouped product, the length of a matrix row must be a multiple."""
 COUNTS = {
     "ranks": (2, "ranks"),
     "rounds": (5, "rounds, in which the layouts take turns"),

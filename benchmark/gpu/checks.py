@@ -82,7 +82,7 @@ def is_passed(points: Mapping[str, Any], key: str) -> bool:
 
 
 def run_tests(path: str, options: Sequence[str] = ()) -> None:
-    """Run the tests of a file with pytest, including long tests. Raises RuntimeError if a test fails."""
+    """Run the tests of a file that pytest's `options` choose, with long tests. Raises RuntimeError if a test fails."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", "-n", str(WORKERS)]
     done = subprocess.run([*pytest, *options, path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)

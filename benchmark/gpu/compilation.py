@@ -14,7 +14,7 @@ ROWS, MANY_ROWS = 16, 128
 FORMS = {"": ROWS, " in programs that meet": MANY_ROWS}
 """The number of rows that leads to each form of the kernel.
 
-Up to 256 experts, the kernel uses one program for at most 16 rows. For more rows, it uses several programs.
+For each number of experts in `EXPERTS`, the kernel uses one program for 16 rows and several programs for 128 rows.
 """
 FILLED = RunnerSlots()
 

@@ -21,7 +21,7 @@ PARTS = ()
 MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
 POLICY = "xshare:k0=1,add=0,add_per_request=4"
 BATCH = 4
-ACCEPTED = 3  # accepted tokens per verify step; 4 is the maximum
+ACCEPTED = 3  # tokens per verify step; 4 is the maximum, three draft tokens and the target model's own token
 ENV = {
     "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED),
     "SGLANG_SIMULATE_ACC_METHOD": "match-expected",

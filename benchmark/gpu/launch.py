@@ -32,7 +32,7 @@ FEW: dict[str, tuple[int, ...]] = {
 """The values for a short search. BLOCK_SIZE_M is 16, because the prebuilt alignment has blocks of 16 rows."""
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # SGLang's heuristic omits these parameters
 NOISE = 0.005  # the smallest relative improvement that counts
-TOLERANCE = 0.02  # allowed error, relative to a value plus the root mean square; results are rounded three times
+TOLERANCE = 0.02  # relative to a value plus the root mean square; results are rounded to bf16 three times
 SEARCH_REPLAYS = 50
 
 
@@ -110,7 +110,7 @@ def complete(config: Mapping[str, int]) -> Config:
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Return whether two outputs [..., hidden] are equal up to rounding. Infinite or NaN values are never equal."""
+    """Return whether two outputs [..., hidden] are equal up to rounding. Infinite or NaN values in `found` differ."""
     found, expected = found.float(), expected.float()
     scale = expected.square().mean().sqrt()
     return bool(((found - expected).abs() <= TOLERANCE * (expected.abs() + scale)).all())

@@ -42,9 +42,9 @@ REMOVED = ("without activation", "without sum")
 """Modes in the record of 2026-11-27 that skipped a part of the layer. They are not used for the fit."""
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 FIXED_BAR = 23.0
-"""The target for the fixed part of a layer's time, in microseconds. It does not depend on the active experts."""
+"""The target for the part of a layer's time that does not depend on the active experts, in microseconds."""
 GAIN_BARS = {"oea:k0=3": 40.0, "oea:k0=5": 23.0}
-"""The target gains in percent. A gain includes the layer and its router."""
+"""The target gains in percent, with the prebuilt alignment. A gain includes the layer and its router."""
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:

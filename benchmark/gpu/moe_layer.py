@@ -99,8 +99,8 @@ def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
 def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
     """Return expert ids that use exactly `active` experts, [layers, rows, top_k] int32.
 
-    All experts are used equally often, and the ids of a row are distinct. Raises ValueError if the rows cannot use this
-    number of experts.
+    These experts are used as evenly as possible, and the ids of a row are distinct. Raises ValueError if the rows
+    cannot use this number of experts.
     """
     most = min(shape.experts, rows * shape.top_k)
     if not shape.top_k <= active <= most:

@@ -48,7 +48,7 @@ CUDA_MODULES = (
 )
 """The modules that only EAGLE-3's worker imports when it starts on a GPU."""
 GRAPH_ROWS, EXPERTS, TOP_K = 128, 128, 8
-"""The batch of the check `selection`. It has too many rows for one program, so the kernel launches several programs."""
+"""The batch of the check `selection`. It has too many rows for one program, so the launch is cooperative."""
 
 
 def check_imports() -> None:

@@ -95,7 +95,7 @@ TASKS: tuple[Task, ...] = (
 
 
 def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: float | None, policy: str | None) -> bool:
-    """Run the checks, and then every task that is not done. Return whether all of them succeeded."""
+    """Run the checks, and then every task that is not done. Return whether none of them failed."""
     record = Record(results, "run", command)
     points = record.points
     # If the record of an experiment has been deleted, the experiment runs again.

@@ -24,7 +24,7 @@ BLOCK = 2
 """The number of rounds that are measured at one concurrency before the next concurrency has its turn."""
 START_LIMIT = 420.0  # maximum seconds for the start of a server; the first start compiles kernels
 ROOM = 125 << 30
-"""The free GPU memory in bytes that allows a server to run in parallel with other work.
+"""The free GPU memory in bytes for a server in parallel with other work, or for all servers of `replay` at once.
 
 An H200 has this memory, and an H100 does not. The number is an estimate. The server of gpt-oss-120b needs 77 GiB while
 it converts its weights. The processes that run at the same time need 48 GiB. The five servers of `replay` need 95 GiB.

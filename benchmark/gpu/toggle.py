@@ -84,7 +84,8 @@ def install() -> None:
         try:
             return switch(reports, *args, **kwargs)
         finally:
-            # A new capture replaces the static attention buffers that both sets share, so both sets are needed again.
+            # A new capture replaces the static attention buffers that both sets share. Then `Toggle` also captures the
+            # set without the policy again.
             toggles[:] = [toggle if toggle.is_current else Toggle(toggle.runner) for toggle in toggles]
             for toggle in toggles:
                 toggle.take(selecting=reports.stage.in_force.schedule is not None)

@@ -145,7 +145,7 @@ class Loss:
     """A mean cross-entropy in nats per token, and its difference `delta` from another one on the same tokens.
 
     `error` is the standard error of `delta`. It is computed over `batches`, because the sequences of a batch share
-    their experts and are not independent. In records from before 2026-11-28 `batches` is None, and the error was
+    their experts and are not independent. If `batches` is None, as in records from before 2026-11-28, the error is
     computed over single sequences.
     """
 
@@ -155,7 +155,7 @@ class Loss:
     batches: int | None = None
 
     def __str__(self) -> str:
-        """Format the difference with 4 decimals."""
+        """Format the difference and its margin with 4 decimals."""
         return self.format()
 
     def format(self, digits: int = 4) -> str:
@@ -166,7 +166,7 @@ class Loss:
 def find_margin(loss: Mapping[str, Any]) -> float:
     """Return the margin of a loss, which the tables show after ±.
 
-    The margin is half the 95 % t-interval over batches. For old records, the margin is the standard error.
+    The margin is half the 95 % t-interval over batches. If `batches` is None, the margin is the standard error.
     """
     batches = loss.get("batches")
     if batches == 1:
@@ -175,7 +175,7 @@ def find_margin(loss: Mapping[str, Any]) -> float:
 
 
 def find_bound(loss: Mapping[str, Any]) -> float:
-    """Return the smallest measurable difference: the margin, or two standard errors for old records."""
+    """Return the smallest measurable difference: the margin, or two standard errors if `batches` is None."""
     return find_margin(loss) * (2 if loss.get("batches") is None else 1)
 
 

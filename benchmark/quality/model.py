@@ -118,8 +118,9 @@ class Prefilled:
     ) -> tuple[torch.Tensor, list[Routing]]:
         """Decode `forced` tokens [sequences, tokens] under `plan`, and then sample `count` more tokens.
 
-        `draw` receives logits [sequences, vocabulary] float32 and chooses the next token of each sequence. Return the
-        sampled tokens [sequences, count] and the routing of each forward. Raises ValueError as `decode` does.
+        `draw` receives logits [sequences, vocabulary] float32 and chooses the next token of each sequence. `layout`
+        must have one token per request. Return the sampled tokens [sequences, count] and the routing of each forward.
+        Raises ValueError as `decode` does.
         """
         cache, tokens = copy.deepcopy(self.cache), forced
         drawn, routings = [], []

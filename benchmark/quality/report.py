@@ -40,7 +40,10 @@ def tabulate_domains(points: Mapping[str, Any]) -> Table:
 
 
 def plot_quality(points: Mapping[str, Any]) -> Picture:
-    """Return a picture of loss against active experts. Each kind of budget has one line. All batches are mixed."""
+    """Return a picture of loss against active experts in mixed batches.
+
+    Each policy and kind of budget has one line.
+    """
     first, *others = points.items()
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, point in others:

@@ -135,7 +135,7 @@ def _answer(server: Instrument, traffic: Traffic, batch: int, mixed: bool) -> li
 
 
 def _accept(server: Instrument, traffic: Traffic, decoding: Decoding) -> float:
-    """Return the mean number of accepted tokens per verify step while the server answers every prompt freely."""
+    """Return the mean number of tokens per verify step while the server answers every prompt freely."""
     tokens = verified = 0
     for start in range(0, len(traffic.samples), decoding.batch):
         some = [one.prompt for one in traffic.samples[start : start + decoding.batch]]

@@ -190,7 +190,7 @@ def tabulate_samples(*records: Mapping[str, Any]) -> Table:
 
 
 def _find_error(values: torch.Tensor) -> float:
-    """Return the standard error of the mean."""
+    """Return the standard error of the mean of `values` [batches]."""
     return values.std().item() / len(values) ** 0.5
 
 

@@ -15,8 +15,8 @@ LISTED = 4
 def list_stale(results: Path) -> Iterator[str]:
     """Yield lines that describe outdated records.
 
-    One line names all experiments without a record. Then each commit with outdated records has one line. If the
-    checkout has no git history, a single line reports that changes are unknown.
+    One line names all experiments without a record. Then outdated records of the same commit with the same changes
+    share a line. If the checkout has no git history, a single line reports that changes are unknown.
     """
     missing = [name for name, one in EXPERIMENTS.items() if not one.path(results).exists()]
     if missing:

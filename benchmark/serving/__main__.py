@@ -37,7 +37,8 @@ def run(
 ) -> None:
     """Measure the policies of the command line, print the table and draw the picture.
 
-    `parser` is a result of `make_parser`. `policies` and `drafted` are used if the command line contains no policies.
+    `parser` is a result of `make_parser`. `policies` are used if the command line contains no policies. Then `drafted`
+    are used too, unless the command line contains `--drafted` or another model.
     """
     args = parser.parse_args(argv)
     if not args.policies:

@@ -31,7 +31,7 @@ def measure_serving(
 
     `args` must contain the flags of `add_checkpoint`, `add_counts` and `add_text`, and the `seed` of the prompts.
     `flags` are additional flags of every server. Variants with own flags use speculative decoding. Raises ValueError
-    if the text is too short.
+    before a server starts if the text is too short.
     """
     model, texts = args.model, args.texts
     keys = [quality_key(variant.name) for variant in variants]

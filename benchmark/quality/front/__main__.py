@@ -2,8 +2,7 @@
 
 Measures published settings of policies in decode steps and in verify steps. Then measures the same settings with
 `own_share` 0.75. Policies with a budget by utility are also measured with squared utilities. The batches contain text
-of several domains.
-`--skip` skips the sequences of each domain on which the keys were chosen.
+of several domains. `--skip` skips the first sequences of each domain, because the keys were chosen on them.
 """
 
 from collections.abc import Sequence

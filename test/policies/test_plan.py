@@ -85,6 +85,10 @@ def test_every_key_has_its_type_and_range(name):
             build_plan("custom", **{name: value})
 
 
+def test_a_keyword_replaces_a_key_of_the_object():
+    assert build_plan({"policy": "xshare", "k0": 1, "add": 4}, k0=2) == build_plan("xshare", k0=2, add=4)
+
+
 def test_numbers_take_their_normal_form():
     """So that equal plans are equal, and an order from JSON can be hashed."""
     plan = build_plan("xshare", mass=1)
@@ -127,9 +131,9 @@ xshare:mass=1.0,max_add=63 xshare:target_per_rank=64 oea:k0=8 oea:k0=8,max_rank=
 lynx-lat:drop=0 moe-spec:budget=64 dynamic-skip:beta=0
 """)
 CAN_DROP = words("""
-xshare xshare:add=62 xshare:k0=8,p=0.9,add=0 xshare:mass=0.99 xshare:mass=1.0,max_add=62 xshare:mass=0.99,max_add=63
-oea:k0=7 oea:k0=7,kmax=7 pruned:k0=7 lynx-lat:retain=63 lynx-lat:drop=1 lynx-acc:confidence=0.1 dynamic-skip:beta=0.1
-custom:k0=1,add=64,kmax=7 custom:k0=1,add=64,max_rank=7
+xshare xshare:add=62 xshare:k0=2,p=0.5,add=62 xshare:k0=8,p=0.9,add=0 xshare:mass=0.99 xshare:mass=1.0,max_add=62
+xshare:mass=0.99,max_add=63 oea:k0=7 oea:k0=7,kmax=7 pruned:k0=7 lynx-lat:retain=63 lynx-lat:drop=1
+lynx-acc:confidence=0.1 dynamic-skip:beta=0.1 custom:k0=1,add=64,kmax=7 custom:k0=1,add=64,max_rank=7
 """)
 
 

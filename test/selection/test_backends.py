@@ -184,6 +184,15 @@ def test_the_others_use_an_exact_rows_experts(backend):
     assert indices(out.selected) == indices(out.active) == {0, 1, 2}
 
 
+def test_a_confident_padding_row_does_not_vote(backend):
+    """No live row is confident enough, so the most confident live row votes: expert 0, not 1, the best by utility."""
+    shares = torch.tensor([[0.0, 0.0, 1.0], [0.46, 0.44, 0.1], [0.12, 0.45, 0.43]], device=backend.device)
+    batch = Batch(torch.tensor([False, True, True], device=backend.device))
+    logits = shares.log().clamp_min(-30)
+    found = compare(backend, logits, spell("lynx-acc:confidence=0.9,min_votes=1"), Router(1), batch)
+    assert indices(found.selected) == {0}
+
+
 def test_residents_take_the_slots_that_are_left(backend):
     """Three are wanted beside 0 and 1, most the resident 2; the budget pays 3, which goes before 2 in three slots."""
     logits = torch.tensor([[9.0, 0, 8.0, 7.0, 0, 0], [0, 9.0, 8.0, 0, 0, 6.0]], device=backend.device)

@@ -1,5 +1,6 @@
 """Which forwards are steps of the policy, and how their rows are grouped."""
 
+import re
 from dataclasses import MISSING, fields
 from importlib import import_module
 
@@ -197,12 +198,13 @@ def test_no_attention_dp_rank_selects_while_one_prefills(mode, others, read_step
     assert read_steps(gathered_batches(mode, [3, 0], others=others)) == [None, None]
 
 
-def test_a_rank_whose_rows_split_a_request_is_no_batch_of_requests(read_steps):
+@pytest.mark.parametrize("rows", [[8, 8], [4, 5]], ids=str)
+def test_a_rank_whose_rows_split_a_request_is_no_batch_of_requests(rows, read_steps):
     """As where SGLang pads its rows to a multiple of its tensor-parallel ranks, which is refused at start-up."""
     batches = gathered_batches("verify", [2, 1], 3)
     for batch in batches:
-        batch.global_num_tokens_cpu = [8, 8]
-    with pytest.raises(RuntimeError, match=r"^target-verify of \[8, 8\] rows on the ranks of"):
+        batch.global_num_tokens_cpu = rows
+    with pytest.raises(RuntimeError, match=rf"^target-verify of {re.escape(str(rows))} rows on the ranks of"):
         read_steps(batches)
 
 

@@ -159,12 +159,14 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     del model.forward
     model.runner = runner(model)
     wrap_calls(model.runner, reports)
-    counted = []
+    lines = []
     for keys in (PLANS[0], {"policy": "vanilla"}, {"policy": "observe"}, PLANS[1]):
         switch(installed, schedule(keys), reporter)
         decode(model, reporter)
-        counted.append(hooks.report(reporter).count("fullest rank"))
-    assert counted == [1, 0, 1, 1]
+        lines.append(hooks.report(reporter))
+    assert [line.count("fullest rank") for line in lines] == [1, 0, 1, 1]
+    assert "active experts of the fullest rank: 16.0 -> 10.0" in lines[0]
+    assert "active experts of the fullest rank: 16.0, " in lines[2], "under observe the model's own experts are active"
 
 
 def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):

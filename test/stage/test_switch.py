@@ -159,14 +159,15 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     del model.forward
     model.runner = runner(model)
     wrap_calls(model.runner, reports)
-    lines = []
+    lines, counted = [], []
     for keys in (PLANS[0], {"policy": "vanilla"}, {"policy": "observe"}, PLANS[1]):
         switch(installed, schedule(keys), reporter)
         decode(model, reporter)
         lines.append(hooks.report(reporter))
+        counted.append(installed.acting.since_switch.look()[0])
     assert [line.count("fullest rank") for line in lines] == [1, 0, 1, 1]
     assert "active experts of the fullest rank: 16.0 -> 10.0" in lines[0]
-    assert "active experts of the fullest rank: 16.0, " in lines[2], "under observe the model's own experts are active"
+    assert counted[2].fullest_before == counted[2].fullest_after == 48, "under observe the model's own are active"
 
 
 def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from refused import read_refusal
 from sglang_xshare.cli import main
+from sglang_xshare.console import PIPED, open_console
 
 
 def test_without_a_command_the_commands_are_listed(capsys):
@@ -28,6 +29,12 @@ def test_a_flag_of_policies_without_effect_is_refused(capsys):
     assert read_refusal(capsys).startswith("policies: --speculative-num-draft-tokens 4: ")
     assert main(["policies", "oea", "--show", "xshare"]) == 1
     assert read_refusal(capsys).startswith("policies: --show xshare oea: ")
+
+
+@pytest.mark.parametrize(("columns", "width"), [("200", 200), ("", PIPED), ("0", PIPED), ("wide", PIPED)])
+def test_output_into_a_pipe_is_as_wide_as_columns_says(columns, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert open_console().width == width
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach
         assert set(found.flatten().tolist()) <= (used or {0})
     for row, kept, before in zip(found[:live], weights[:live], given[:live], strict=True):
         assert row[kept != 0].tolist() == before[kept != 0].tolist()
+    assert hooks.finish(layer.plain_config, given, weights, torch.tensor(live)) is given, "the layer does not select"
     assert hooks.finish(layer.selecting_config, given, weights) is given, (
         "where upstream leaves padding alone nothing is done"
     )

@@ -47,6 +47,15 @@ def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree,
     assert read_modes(tree) == modes
 
 
+def test_an_added_file_that_is_gone_is_missed_and_put_back(tree, queue):
+    apply(tree, queue)
+    (tree / "sglang/srt/ours.py").unlink()
+    with pytest.raises(PatchError, match="half"):
+        check_patched(tree, queue)
+    apply(tree, queue)
+    assert read_tree(tree) == PATCHED
+
+
 def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree, queue, tmp_path):
     only = write_queue(tmp_path / "only", {"shared/new.patch": NEW})
     apply(tree, only)

@@ -14,7 +14,7 @@ REPLAYS = 200
 ROUNDS, ROUND_REPLAYS = 20, 20
 COPY_BYTES = 1 << 30
 is_dry = False
-"""Whether this process only compiles kernels. Then every function runs once, and every time is 1. See `run_dry`."""
+"""True if this process only compiles kernels. Then every function runs once, and every time is 1. See `run_dry`."""
 
 
 def run_dry(measure: Callable[[], object]) -> None:

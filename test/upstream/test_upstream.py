@@ -74,7 +74,7 @@ def test_a_server_is_ended_by_its_first_rank_and_each_rank_by_itself(is_first, m
     [("static", [[2, 0, 1]], [[2, 0, 1]]), ("dynamic", None, [[1, 2, 0]]), (None, [[2, 0, 1]], None)],
 )
 def test_an_expert_lies_at_the_replica_that_its_rank_dispatches_to(algorithm, own, places, monkeypatch):
-    """That is the first replica if ranks have no maps of their own."""
+    """Without a map for each rank, the expert lies at its first replica."""
     metadata = SimpleNamespace(logical_to_all_physical_map=torch.tensor([[[1, 3], [2, -1], [0, -1]]]))
     metadata.logical_to_rank_dispatch_physical_map = None if own is None else torch.tensor(own)
     monkeypatch.setattr("sglang.srt.eplb.expert_location.get_global_expert_location_metadata", lambda: metadata)

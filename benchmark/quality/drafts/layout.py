@@ -93,7 +93,7 @@ class _Drawn(NamedTuple):
     source: torch.Tensor
     """The position of each row's token in all sequences, concatenated: [steps, rows] int64."""
     emitted: torch.Tensor
-    """Whether each row is accepted: [steps, rows] bool."""
+    """True for each row that is accepted: [steps, rows] bool."""
     depth: torch.Tensor
     """The exponent of `OWN` that gives each row's probability of acceptance: [steps, rows] int32."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -118,15 +118,19 @@ class Graphs:
         """Return the changes that a switch to the policy `in_force` would make to the graphs."""
         writes: list[tuple[StepKey, Budgets, SelectionPlan]] = []
         misfits: dict[str, set[StepKey]] = {}
+        for key, layer, kept in self._places():
+            try:
+                target = self._find_target(layer, key, kept, in_force)
+            except ValueError as error:
+                misfits.setdefault(str(error), set()).add(key)
+            else:
+                writes += [] if target is None else [(key, *target)]
+        return Changes(writes, misfits)
+
+    def _places(self) -> Iterator[tuple[StepKey, Layer, Assignment]]:
         for key, layers in self.captured.items():
             for layer, kept in layers.items():
-                try:
-                    target = self._find_target(layer, kept, in_force.find(layer, key), in_force)
-                except ValueError as error:
-                    misfits.setdefault(str(error), set()).add(key)
-                else:
-                    writes += [] if target is None else [(key, *target)]
-        return Changes(writes, misfits)
+                yield key, layer, kept
 
     def follow(self, changes: Changes) -> None:
         """Write the numbers of the new plans to the buffers. Mark graphs that cannot follow the new policy as stale."""
@@ -144,11 +148,10 @@ class Graphs:
         """
         self._prepared.clear()  # these buffers contain the previous estimate
         schedule, buffers = in_force.schedule, []
-        for key, layers in self.captured.items():
-            for layer, kept in layers.items():
-                plan = schedule and schedule.plan(layer.layer_id, key.rows)
-                if kept.buffer is not None and plan is not None and plan.estimates:
-                    buffers.append(kept.buffer)
+        for key, layer, kept in self._places():
+            plan = schedule and schedule.plan(layer.layer_id, key.rows)
+            if kept.buffer is not None and plan is not None and plan.estimates:
+                buffers.append(kept.buffer)
         if not buffers:
             return
         from ..selection.triton_kernel.budgets import encode_drafts
@@ -160,7 +163,7 @@ class Graphs:
             buffer.weigh(drafts)
 
     def _find_target(
-        self, layer: Layer, captured: Assignment, found: Assignment, in_force: InForce
+        self, layer: Layer, key: StepKey, captured: Assignment, in_force: InForce
     ) -> tuple[Budgets, SelectionPlan] | None:
         """Return a layer's buffer and the plan to write to this buffer, or None if there is nothing to write.
 
@@ -170,6 +173,7 @@ class Graphs:
         # then write to the counters of the previous lanes.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("the plans that observe compares have changed since the capture")
+        found = in_force.find(layer, key)
         if in_force.observes or not found.fits:
             # Under `observe`, no kernel reads a buffer. A step whose experts do not fit the page slots is never
             # replayed (see `allows_graph`).

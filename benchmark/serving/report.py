@@ -15,7 +15,7 @@ from benchmark.common.widened import read_widened
 from benchmark.quality.measure import Loss, compare_nats, find_margin
 from sglang_xshare.check.weights import Weights
 
-SUMMARY = ("off", BASELINE, "xshare", f"{DRAFTING}off", f"{DRAFTING}xshare")
+SUMMARY = ("off", "xshare", f"{DRAFTING}off", f"{DRAFTING}xshare")
 """The rows that the README shows. Rows that the record does not contain are omitted."""
 KEY = "comparison"
 """The key of the point that contains the rounds. `quality_key` returns the keys of the other points."""

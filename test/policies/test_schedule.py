@@ -205,6 +205,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "layers is a list": ("xshare", False, {"layers": [0]}),
     "layer is no number": ("xshare", False, {"layers": {"first": {}}}),
     "range runs backwards": ("xshare", False, {"layers": {"3-1": {}}}),
+    "range in other digits": ("xshare", False, {"layers": {"٣": {}}}),
     "batch of no row": ("xshare", False, {"by_rows": {"0": {"k0": 2}}}),
     "batch the policy never sees": ("xshare", False, {"by_rows": {"1": {"k0": 2}}}),
     "batch above max_rows": ("xshare", False, {"max_rows": 8, "by_rows": {"9-12": {"k0": 2}}}),

@@ -103,7 +103,7 @@ def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
         raise ValueError(f"{key} = {as_json(value)}: must be {COMMON_KEYS[key].allowed}")
     overrides = []
     for place, keys in value.items():
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", place)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
         if not lowest <= first <= last:
             raise ValueError(

@@ -143,12 +143,12 @@ class Layer:
 
     def route(self, logits: torch.Tensor) -> Any:
         """Return `selecting_config` if the layer selects experts for `logits` [n, N], else `plain_config`."""
-        return self.selecting_config if self._selects(logits) else self.plain_config
+        return self.selecting_config if self._begin_routing(logits) else self.plain_config
 
-    def _selects(self, logits: torch.Tensor) -> bool:
-        """Return whether the layer selects experts in this forward.
+    def _begin_routing(self, logits: torch.Tensor) -> bool:
+        """Count what `observe` would select from `logits` [n, N]. Return whether the layer selects experts for them.
 
-        Under `observe`, count what each observed plan would select, and return False.
+        If the layer routes outside of the model's forward, mark the frame, so `end_forward` counts "no_context".
         """
         model_forward = self.current_frame.model_forward
         if model_forward is None:
@@ -179,7 +179,7 @@ class Layer:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
-        if self._selects(logits):
+        if self._begin_routing(logits):
             self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
@@ -229,7 +229,7 @@ class Layer:
         format is STANDARD. For triton_kernels the result may be (None, the finished output of the router). The caller
         then returns this output without calling `routing()`.
         """
-        if not self.runner_ranks_logits or not self._selects(logits):
+        if not self.runner_ranks_logits or not self._begin_routing(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits

@@ -102,7 +102,7 @@ class Layer:
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the selected ids, so an alignment of the selected ids would be wrong.
-        self.hands_over = convention == FILLED and not renumbers and paging is None
+        self.offers = handover.Offers(are_final=convention == FILLED and not renumbers and paging is None)
         self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
         """The compiled calls on a CPU, for each plan and shape of a step. A call is None if `select` uses another
         backend.
@@ -110,8 +110,6 @@ class Layer:
         A call does not check its inputs, because `select` has checked the same plan and shape before. Each value also
         holds the plan of its key. So the plan stays alive, and no other plan can get its `id()`.
         """
-        self._untaken: set[int] = set()
-        """The numbers of rows for which the MoE runner has not used the last offered alignment."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -193,13 +191,12 @@ class Layer:
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
-        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self._untaken:
+        if gather is None and self.offers.are_wanted(rows):
             slots = self._aligned[slots]
         out = self._select_by_plan(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
             num_experts = len(out.active) + slots.shared
-            self.model_forward.offer = handover.Offer(out.topk_ids, num_experts, out.alignment, self._untaken)
-            self._untaken.add(rows)
+            self.model_forward.offer = self.offers.make(out.topk_ids, num_experts, out.alignment)
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)

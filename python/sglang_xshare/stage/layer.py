@@ -13,7 +13,7 @@ from ..policies.plan import SelectionPlan
 from ..selection import prepare_call, select
 from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
-from ..types import RunnerSlots, Selection, Tally
+from ..types import Batch, RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
 from ..upstream.router import read_router
 from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
@@ -162,10 +162,11 @@ class Layer:
     def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
         """Count what each observed plan would select from `logits` [n, N]. Equal plans select only once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
+        batch = model_forward.find_batch(self.index)
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
             if plan not in chosen:
-                chosen[plan] = self.select(logits, plan, tally=tally)
+                chosen[plan] = self.select(logits, plan, batch, tally=tally)
             elif tally is not None:
                 tally.take(chosen[plan])
         model_forward.selections[self.index] = chosen[plans[0]]
@@ -254,7 +255,7 @@ class Layer:
         if known is not None and known[1] is not None:
             selection = known[1](logits, batch, self._find_rank_of_expert(plan), tally)
         else:
-            selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
+            selection = self.select(logits, plan, batch, slots, tally, buffer)  # `select` checks its arguments
             if known is None and buffer is None:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
@@ -282,12 +283,13 @@ class Layer:
         self,
         logits: torch.Tensor,
         plan: SelectionPlan,
+        batch: Batch,
         slots: RunnerSlots | None = None,
         tally: Tally | None = None,
         budgets: Budgets | None = None,
     ) -> Selection:
         """Select experts from `logits` [n, N] by `plan`. Raises RuntimeError like `choose`."""
-        rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
+        rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")
         ranks = self._find_rank_of_expert(plan)

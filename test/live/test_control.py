@@ -254,7 +254,8 @@ def test_ranks_compare_after_the_same_forwards_if_one_alone_fails_to_switch(fail
         for kind, body in (("check", {"check": OEA, "epoch": "1"}), ("commit", {"commit": "1", "number": 2})):
             with monkeypatch.context() as patch:
                 if rank and kind == failing:
-                    patch.setattr("sglang_xshare.live.control.make_next", make_no_policy)
+                    name = "make_next" if kind == "check" else "refresh"
+                    patch.setattr(f"sglang_xshare.live.control.{name}", make_no_policy)
                 Schedulers(asked.control).hand(body)
         assert stage.in_force.given["policy"] == ("vanilla" if rank else "oea")
         due.append([])

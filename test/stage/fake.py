@@ -174,7 +174,7 @@ def allows_graph(rows: int) -> bool:
     installed: Any = hooks._stage
     batch = forward_batch("decode", rows)
     before = hooks.allows_graph(batch)
-    installed.begin_forward(batch)
+    installed.current_frame.frame = installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
     installed.current_frame.frame = None
     assert before == allowed

@@ -103,8 +103,7 @@ def test_a_replay_counts_as_the_active_policy(serve, reporter, change, outcome, 
     assert (switch(installed, schedule(keys), reporter) is not None) == (outcome == "observed")
     former = Counter(outcomes(installed))
     batch = forward_batch("decode", 7)  # padded to the graph of 8 rows
-    installed.begin_forward(batch)
-    told = installed.end_forward(batch)
+    told = installed.end_forward(batch, installed.begin_forward(batch))
     assert (told.is_step, told.acts) == (True, acts)
     interval, _ = Reader(installed.acting.counters).look()
     assert Counter(interval.outcomes) - former == Counter([outcome])

@@ -265,8 +265,8 @@ def test_a_response_tells_that_no_step_was_changed(served):
     reqs = [Req("a", "exact"), *(Req(str(number)) for number in range(3))]
     for req in reqs:
         hooks.admit(SCHEDULER, req)
-    stage.begin_forward(batch_of(reqs))
-    output = SimpleNamespace(expert_policy=stage.end_forward(batch_of(reqs)))
+    frame = stage.begin_forward(batch_of(reqs))
+    output = SimpleNamespace(expert_policy=stage.end_forward(batch_of(reqs), frame))
     for req in reqs:
         hooks.count(req, output)
     exact, other = (req.customized_info["expert_policy"][0:1][0] for req in reqs[:2])

@@ -13,6 +13,7 @@ from sglang_xshare.live.control import Checked, Control
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.stage.stage import LastSwitch
 from sglang_xshare.stage.step import StepKey
+from sglang_xshare.stage.switch import make_next
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
 from stage.switching import PLANS, schedule, switch
@@ -52,7 +53,8 @@ def serve(attach, monkeypatch):
 
         def post(keys: dict[str, Any]) -> None:
             stage, control = served.stage, Control(served.reports, SimpleNamespace())
-            control._checked = Checked("1", stage.last_switch.number, schedule(keys), Rule(), False, True, [])
+            latter = make_next(stage, schedule(keys), Rule())
+            control._checked = Checked("1", stage.last_switch.number, latter, False, True, [])
             control.commit("1", stage.last_switch.number + 1)
 
         served.decode, served.post = decode, post

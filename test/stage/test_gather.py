@@ -15,7 +15,7 @@ from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
-from sglang_xshare.stage.switch import check_graphs, make_again, make_next
+from sglang_xshare.stage.switch import check_graphs, make_next, refresh
 from sglang_xshare.start import start as start_in
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config, Model, bind, forward_batch, make_stage, put_in_step, runner
@@ -169,10 +169,10 @@ def test_a_switch_of_rows_reads_the_sizes_in_the_new_unit(captured):
     schedule = build_schedule("xshare", {"k0": 1, "add": 2, "rows": "rank"}, False)
     stage.in_force = former = make_next(stage, schedule)
     assert former.batches == units["rank"]
-    for again in (make_again(stage, vanilla), make_next(stage, None)):
+    for again in (refresh(stage, vanilla), make_next(stage, None)):
         assert check_graphs(stage, again) is not None
         assert (again.ranks.together, again.batches) == (False, units["rank"])
     stage.in_force = make_next(stage, build_schedule("xshare", {"k0": 1, "add": 2}, False))
     assert stage.in_force.batches == units["batch"]
-    again = make_again(stage, former)
+    again = refresh(stage, former)
     assert (again.ranks.together, again.batches) == (False, units["rank"])

@@ -62,7 +62,7 @@ def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None
     for layer, assignment in zip(layers, model_forward.assignments, strict=True):
         plan = assignment.plan
         assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)
-        chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
+        chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan, step.batch)
         model_forward.selections[layer.index] = chosen
     graphs.prepare(layers, step, model_forward)
 

@@ -196,20 +196,20 @@ def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
     ids = route(layer)
     assert ids.shape == (ROWS, TOP_K)
     assert align(layer.model_forward, ids)[1] == 1
-    assert not layer._untaken
+    assert not layer.offers.untaken
 
 
 def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     """The runner has blocks of another size, or never calls `align`."""
     layer = make_layer()
     assert align(layer.model_forward, route(layer), 64)[1] == 1
-    assert layer._untaken == {ROWS}
+    assert layer.offers.untaken == {ROWS}
     assert align(layer.model_forward, route(layer))[1] == 1
     assert layer.model_forward.selections[0] is not None
     assert layer.model_forward.selections[0].alignment is None
-    layer._untaken.clear()
+    layer.offers.untaken.clear()
     assert align(layer.model_forward, route(layer))[1] == 0
-    assert not layer._untaken
+    assert not layer.offers.untaken
 
 
 def test_a_forward_leaves_no_offer(aligns, attach):

@@ -12,14 +12,13 @@ from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.schedule import check_schedule, find_missed
-from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.reports import Reports
 from ..stage.stage import LastSwitch
-from ..stage.switch import check_graphs, make_again, make_next, switch
+from ..stage.switch import check_graphs, make_next, refresh, switch
 from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
@@ -36,13 +35,12 @@ class Checked:
     """A switch that has passed its check and waits for its commit.
 
     `epoch` identifies the POST. A commit with the same epoch makes the switch. `switches` is the number of switches at
-    the time of the check. If this number has changed, the commit is refused.
+    the time of the check. If this number has changed, the commit is refused. `latter` is the new policy.
     """
 
     epoch: str
     switches: int
-    schedule: Schedule | None
-    rule: Rule
+    latter: InForce
     is_trial: bool
     recaptures: bool
     warnings: list[str]
@@ -127,7 +125,7 @@ class Control:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
         switches = self.stage.last_switch.number
-        self._checked = Checked(epoch, switches, schedule, latter.rule, is_trial, recaptures, warnings)
+        self._checked = Checked(epoch, switches, latter, is_trial, recaptures, warnings)
         return self._count_switches()
 
     def commit(self, epoch: str, number: int) -> dict[str, Any]:
@@ -145,9 +143,8 @@ class Control:
         if checked.switches != stage.last_switch.number:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.last_switch)
-        latter = make_next(stage, checked.schedule, checked.rule)  # with the latest estimate
         last_switch = LastSwitch(number, posted=number, is_trial=checked.is_trial)
-        seconds = switch(self.reports, latter, last_switch, checked.recaptures)
+        seconds = switch(self.reports, refresh(stage, checked.latter), last_switch, checked.recaptures)
         for warning in checked.warnings:
             logger.warning(warning)
         captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
@@ -168,7 +165,7 @@ class Control:
         # After two failed captures a third capture would fail too, so the policy is restored without graphs.
         recaptures = not self.stage.graphs.lost
         last_switch = replace(former.last_switch, number=number, posted=number)
-        switch(self.reports, make_again(self.stage, former.in_force), last_switch, recaptures)
+        switch(self.reports, refresh(self.stage, former.in_force), last_switch, recaptures)
         return {"restored": True}
 
     def _begin_comparing(self) -> None:

@@ -39,16 +39,17 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
     attached to the output logits. The scheduler finds it there and counts it for each request.
     """
     stage, forward = reports.stage, model_runner.forward
+    slot = stage.current_frame
 
     @functools.wraps(forward)
     def forward_and_count(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
-        stage.begin_forward(forward_batch)
+        slot.frame = frame = stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
-            counted = stage.end_forward(forward_batch)
+            counted = stage.end_forward(forward_batch, frame)
         finally:
-            stage.current_frame.frame = None
+            slot.frame = None
         reports.publish_if_due(forward_batch)
         compare_ranks(reports)
         logits_output = getattr(output, "logits_output", None)

@@ -105,7 +105,10 @@ class Frame:
 
 
 class CurrentFrame:
-    """A reference to the current frame. A stage and all of its layers share this object."""
+    """A reference to the current frame. A stage and all of its layers share this object.
+
+    `wrap_runner` sets and clears the frame of the model runner. `Stage.run` does so if only the model runs.
+    """
 
     frame: Frame | None = None
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 class Offer:
     """An offered alignment, and the expert ids for which it was made.
 
-    `ids` [n, columns] contains expert ids from 0 to `num_experts` - 1. `untaken` contains each batch size, in rows, for
-    which the layer's runner has not used the last offer. `is_used` becomes True when the runner is called with these
-    ids.
+    `ids` [n, columns] contains expert ids from 0 to `num_experts` - 1. `untaken` is the set of the layer's `Offers`.
+    `is_used` becomes True when the runner is called with these ids.
     """
 
     ids: torch.Tensor
@@ -33,6 +32,24 @@ class Offer:
     alignment: Alignment
     untaken: set[int]
     is_used: bool = False
+
+
+class Offers:
+    """The offers of one MoE layer. With `are_final` False, the runner gets other ids than the layer has selected."""
+
+    def __init__(self, are_final: bool = True) -> None:
+        self.are_final = are_final
+        self.untaken: set[int] = set()
+        """Each number of rows for which the runner has not used the last offer. `align` removes the others."""
+
+    def are_wanted(self, rows: int) -> bool:
+        """Return whether the layer selects with an alignment, because its runner may use the alignment."""
+        return self.are_final and is_prebuilt and rows not in self.untaken
+
+    def make(self, ids: torch.Tensor, num_experts: int, alignment: Alignment) -> Offer:
+        """Return a new offer. It is untaken until `align` returns its alignment."""
+        self.untaken.add(len(ids))
+        return Offer(ids, num_experts, alignment, self.untaken)
 
 
 is_prebuilt = True

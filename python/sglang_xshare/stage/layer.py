@@ -13,7 +13,7 @@ from ..policies.plan import SelectionPlan
 from ..selection import prepare_call, select
 from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
-from ..types import RunnerSlots, Selection, Tally
+from ..types import Batch, RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
 from ..upstream.router import read_router
 from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
@@ -102,7 +102,7 @@ class Layer:
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the selected ids, so an alignment of the selected ids would be wrong.
-        self.hands_over = convention == FILLED and not renumbers and paging is None
+        self.offers = handover.Offers(are_final=convention == FILLED and not renumbers and paging is None)
         self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
         """The compiled calls on a CPU, for each plan and shape of a step. A call is None if `select` uses another
         backend.
@@ -110,8 +110,6 @@ class Layer:
         A call does not check its inputs, because `select` has checked the same plan and shape before. Each value also
         holds the plan of its key. So the plan stays alive, and no other plan can get its `id()`.
         """
-        self._untaken: set[int] = set()
-        """The numbers of rows for which the MoE runner has not used the last offered alignment."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -143,12 +141,12 @@ class Layer:
 
     def route(self, logits: torch.Tensor) -> Any:
         """Return `selecting_config` if the layer selects experts for `logits` [n, N], else `plain_config`."""
-        return self.selecting_config if self._selects(logits) else self.plain_config
+        return self.selecting_config if self._begin_routing(logits) else self.plain_config
 
-    def _selects(self, logits: torch.Tensor) -> bool:
-        """Return whether the layer selects experts in this forward.
+    def _begin_routing(self, logits: torch.Tensor) -> bool:
+        """Count what `observe` would select from `logits` [n, N]. Return whether the layer selects experts for them.
 
-        Under `observe`, count what each observed plan would select, and return False.
+        If the layer routes outside of the model's forward, mark the frame, so `end_forward` counts "no_context".
         """
         model_forward = self.current_frame.model_forward
         if model_forward is None:
@@ -164,10 +162,11 @@ class Layer:
     def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
         """Count what each observed plan would select from `logits` [n, N]. Equal plans select only once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
+        batch = model_forward.find_batch(self.index)
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
             if plan not in chosen:
-                chosen[plan] = self.select(logits, plan, tally=tally)
+                chosen[plan] = self.select(logits, plan, batch, tally=tally)
             elif tally is not None:
                 tally.take(chosen[plan])
         model_forward.selections[self.index] = chosen[plans[0]]
@@ -179,7 +178,7 @@ class Layer:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
-        if self._selects(logits):
+        if self._begin_routing(logits):
             self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
@@ -193,13 +192,12 @@ class Layer:
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
-        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self._untaken:
+        if gather is None and self.offers.are_wanted(rows):
             slots = self._aligned[slots]
         out = self._select_by_plan(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
             num_experts = len(out.active) + slots.shared
-            self.model_forward.offer = handover.Offer(out.topk_ids, num_experts, out.alignment, self._untaken)
-            self._untaken.add(rows)
+            self.model_forward.offer = self.offers.make(out.topk_ids, num_experts, out.alignment)
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
@@ -229,7 +227,7 @@ class Layer:
         format is STANDARD. For triton_kernels the result may be (None, the finished output of the router). The caller
         then returns this output without calling `routing()`.
         """
-        if not self.runner_ranks_logits or not self._selects(logits):
+        if not self.runner_ranks_logits or not self._begin_routing(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
@@ -257,7 +255,7 @@ class Layer:
         if known is not None and known[1] is not None:
             selection = known[1](logits, batch, self._find_rank_of_expert(plan), tally)
         else:
-            selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
+            selection = self.select(logits, plan, batch, slots, tally, buffer)  # `select` checks its arguments
             if known is None and buffer is None:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
@@ -285,12 +283,13 @@ class Layer:
         self,
         logits: torch.Tensor,
         plan: SelectionPlan,
+        batch: Batch,
         slots: RunnerSlots | None = None,
         tally: Tally | None = None,
         budgets: Budgets | None = None,
     ) -> Selection:
         """Select experts from `logits` [n, N] by `plan`. Raises RuntimeError like `choose`."""
-        rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
+        rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")
         ranks = self._find_rank_of_expert(plan)

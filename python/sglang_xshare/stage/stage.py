@@ -143,14 +143,14 @@ class Stage:
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 
-    def begin_forward(self, forward_batch: Any) -> None:
-        """Prepare a forward or graph replay: update the acceptance estimate, flag exact rows, and create the frame."""
+    def begin_forward(self, forward_batch: Any) -> Frame:
+        """Prepare a forward or graph replay: update the acceptance estimate, flag exact rows. Return the new frame."""
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.current_frame.frame = Frame(key)
+        return Frame(key)
 
     def _weigh(self) -> None:
         """Write the latest acceptance estimate to all plans that use it.
@@ -163,14 +163,12 @@ class Stage:
             schedule = schedule.weigh(self.acceptance.number)
             self.in_force = replace(self.in_force, schedule=schedule)
 
-    def end_forward(self, forward_batch: Any) -> Forward | None:
+    def end_forward(self, forward_batch: Any, frame: Frame) -> Forward | None:
         """Count a launched forward or graph replay. Return its record for the `meta_info` of its requests.
 
         The record is None if no policy has been active yet.
         """
-        frame, ranks = self.current_frame.frame, self.in_force.ranks
-        assert frame is not None
-        outcome = frame.outcome
+        outcome, ranks = frame.outcome, self.in_force.ranks
         if outcome is None:
             outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
         # An idle rank that selects among its own rows has no live row, so there is nothing to count.

@@ -30,27 +30,28 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     `schedule` is None for vanilla. `rule` decides which requests are exact. If `rule` is None, the schedule's own rule
     decides. A switch to vanilla or `observe` then keeps the active policy's rule, because that policy may become active
     again.
-
-    A switch to vanilla also keeps `ranks`, so no graph has to be captured again. This is safe: vanilla routes each row
-    by itself, so it does not matter which rows the ranks gather.
     """
-    former, ranks = stage.in_force, stage.in_force.ranks
+    former = stage.in_force
     if rule is None:
         rule = former.rule if schedule is None or schedule.observed else schedule.exact
-    schedule = schedule and schedule.weigh(stage.acceptance.number)
-    if ranks is not None and schedule is not None:
-        ranks = replace(ranks, together=schedule.rows == "batch")
-    batches = former.batches if ranks == former.ranks else stage.find_batches(name_rows(ranks))
-    latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
+    latter = refresh(stage, replace(former, schedule=schedule, rule=rule, is_named=True))
     if latter.given == former.given:  # keep the lanes, because captured graphs write to their counters
         return latter
     return replace(latter, lanes=make_lanes(schedule, stage.acting))
 
 
-def make_again(stage: Stage, former: InForce) -> InForce:
-    """Return the object for a switch back to `former`, with the latest acceptance estimate and batch sizes."""
-    again = make_next(stage, former.schedule, former.rule)
-    return replace(again, lanes=former.lanes, is_named=former.is_named)
+def refresh(stage: Stage, latter: InForce) -> InForce:
+    """Return `latter` for a switch now: with the latest acceptance estimate, and with the server's batch sizes.
+
+    A switch to vanilla keeps `ranks`, so no graph has to be captured again. This is safe: vanilla routes each row by
+    itself, so it does not matter which rows the ranks gather.
+    """
+    former, schedule, ranks = stage.in_force, latter.schedule, stage.in_force.ranks
+    if schedule is not None:
+        schedule = schedule.weigh(stage.acceptance.number)
+        ranks = ranks and replace(ranks, together=schedule.rows == "batch")
+    batches = former.batches if ranks == former.ranks else stage.find_batches(name_rows(ranks))
+    return replace(latter, schedule=schedule, ranks=ranks, batches=batches)
 
 
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:

@@ -55,8 +55,8 @@ def test_a_policy_is_compared_on_the_same_batches():
 
 def test_command_measures_into_a_record(measure):
     """A budget of all experts draws what vanilla draws; of a random model no answer is right, and all differ."""
-    policies, sizes = ("xshare:k0=1,add=16", "xshare:k0=1,add=0"), ("--problems", "24", "--samples", "2", "--batch", "4")
-    points = measure(samples.main, "samples", *policies, *sizes)
+    policies = "xshare:k0=1,add=16", "xshare:k0=1,add=0"
+    points = measure(samples.main, "samples", *policies, *"--problems 24 --samples 2 --batch 4".split())
     assert list(points) == ["vanilla", *policies]
     vanilla, full, few = points.values()
     assert {name: full[name] for name in samples.FIGURES} == {name: vanilla[name] for name in samples.FIGURES}

@@ -17,36 +17,28 @@ EXAMPLE = (
 RANDOM = "python -m sglang.benchmark.serving --backend sglang --dataset-name random-ids"
 JSON = "-H 'content-type: application/json'"
 FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --output-file {scratch}/bench.jsonl"
-TEXT = "--per-domain 4 --batch 4 --prompt 16"
-QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
-ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
-LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
-DEMO = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
-SERVED = replace(DEMO, more=f"--model {TINY} {ROUND} {LOSS}")
+ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8"
+SMALL = f"{ROUND} --sums 4 --per-domain 4 --loss-tokens 8"
+
+
+def measure(more: str, is_long: bool = True) -> Run:
+    """A benchmark at this size, with its record in the scratch folder."""
+    return Run(more=f"{more} --out {{scratch}}", shows="[Rr]ecord: ", is_long=is_long)
+
+
+QUALITY = measure("--per-domain 4 --batch 4 --prompt 16 --steps 8")
+DEMO = measure(SMALL)
+SERVED = measure(f"--model {TINY} {SMALL}")
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 TUNED = (
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy observe"
     " --enable-custom-logit-processor"
 )
 OWN = {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
-COST = Run(
-    more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
-)
-DEPTHS = (
-    f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 1 --rounds 1 --output-tokens 8"
-    " --out {scratch}"
-)
-BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
-SHARDING = Run(
-    more="--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1 --out {scratch}",
-    shows="Record: ",
-    is_long=True,
-)
-AFFINITY = Run(
-    more="--replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384 --out {scratch}",
-    shows="Record: ",
-    is_long=True,
-)
+COST = measure(f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4")
+BALANCE = measure("--batches 2", is_long=False)
+SHARDING = measure("--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1")
+AFFINITY = measure("--replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384")
 DRAFTS = "drafts-1x8 drafts-1x16 drafts-4x8 drafts-4x16"
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
@@ -187,50 +179,36 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,
     "python -m benchmark.serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64"
-    " --output-tokens 64": replace(SERVED, replace=OWN, more=f"{ROUND} {LOSS}"),
+    " --output-tokens 64": replace(DEMO, replace=OWN),
     "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.tuning": Elsewhere("test/benchmark/tuning/test_tuning.py", "that tunes to one tolerance"),
     "python -m benchmark.tuning --offline": Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so"),
-    "python -m benchmark.affinity": Run(
-        more="mixed --per-domain 8 --requests 100 --seeds 1 --calibration 384 --replicas 2 --out {scratch}",
-        shows="Record: ",
-        is_long=True,
+    "python -m benchmark.affinity": measure(
+        "mixed --per-domain 8 --requests 100 --seeds 1 --calibration 384 --replicas 2"
     ),
     "python -m benchmark.affinity.live": replace(AFFINITY, more=f"expert_affinity {AFFINITY.more}"),
     "python -m benchmark.affinity.live --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16": AFFINITY,
     "python -m benchmark.expert_sharding": SHARDING,
     "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
-    "python -m benchmark.expert_sharding.served": Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True),
-    "python -m benchmark.depth": Run(more=DEPTHS, shows="Record: ", is_long=True),
-    "python -m benchmark.depth.changes": Run(
-        more=f"--model {TINY} --from-requests 2 --changes 1 --output-tokens 8 --out {{scratch}}",
-        shows="Record: ",
-        is_long=True,
+    "python -m benchmark.expert_sharding.served": measure(f"--model {TINY} {ROUND}"),
+    "python -m benchmark.depth": measure(
+        f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 1 --rounds 1 --output-tokens 8"
     ),
-    "python -m benchmark.paged": Run(
-        more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16 --out {{scratch}}",
-        shows="Record: ",
-        is_long=True,
-    ),
-    "python -m benchmark.paged.live": Run(
-        more=f"{PREFERRED} --model {TINY} {ROUND} {LOSS}", shows="Record: ", is_long=True
-    ),
+    "python -m benchmark.depth.changes": measure(f"--model {TINY} --from-requests 2 --changes 1 --output-tokens 8"),
+    "python -m benchmark.paged": measure(f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16"),
+    "python -m benchmark.paged.live": measure(f"{PREFERRED} --model {TINY} {SMALL}"),
     "python -m benchmark.balance": BALANCE,
     "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": replace(BALANCE, is_long=True),
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),
-    "python -m benchmark.serving.exact": Run(
-        more="xshare:k0=1,add=8 --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1 --out {scratch}",
-        shows="Record: ",
-        is_long=True,
+    "python -m benchmark.serving.exact": measure(
+        "xshare:k0=1,add=8 --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1"
     ),
-    "python -m benchmark.cost.ranks": Run(
-        more="--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
+    "python -m benchmark.cost.ranks": measure(
+        "--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32", is_long=False
     ),
-    "python -m benchmark.neighbours": Run(
-        more="--prompts 2 --others 3 --prompt 8 --tokens 4 --out {scratch}", shows="Record: ", is_long=True
-    ),
+    "python -m benchmark.neighbours": measure("--prompts 2 --others 3 --prompt 8 --tokens 4"),
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
     **dict.fromkeys(
@@ -244,12 +222,10 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     ),
     "make demo": DEMO,
     "python -m benchmark.demo": Same("make demo"),
-    'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(
-        OWN, f"{ROUND} {LOSS}", is_long=True
+    'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': replace(
+        DEMO, replace=OWN
     ),
-    'make bench POLICIES="vanilla mine:budget=32"': Run(
-        {"mine:budget": "custom:budget"}, f"--model {TINY} {ROUND} {LOSS}", is_long=True
-    ),
+    'make bench POLICIES="vanilla mine:budget=32"': replace(SERVED, replace={"mine:budget": "custom:budget"}),
     ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": replace(
         QUALITY, replace=OWN
     ),

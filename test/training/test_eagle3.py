@@ -1,40 +1,22 @@
-"""Accepted lengths by hand, hits by the draft's own answers, its export; `test_checkpoints` runs the shipped draft."""
-
-import json
-from pathlib import Path
+"""Accepted lengths by hand, and hits by the draft's own answers; `test_checkpoints` runs the shipped draft."""
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaConfig, Qwen3MoeForCausalLM
 
 from small import small_qwen3
-from training import train_eagle3
 from training.acceptance import accepted_lengths, continuations, draft_hits, target_hits
 from training.eagle3 import Draft, features
-from training.train_eagle3 import export_draft
 
-HEADS, KV_HEADS, SIZE, HIDDEN = 4, 2, 8, 16
+HIDDEN = 16
 CONFIG = LlamaConfig(
-    hidden_size=HIDDEN,
-    intermediate_size=24,
-    num_hidden_layers=1,
-    num_attention_heads=HEADS,
-    num_key_value_heads=KV_HEADS,
-    head_dim=SIZE,
-    vocab_size=50,
-    draft_vocab_size=20,
+    **{"hidden_size": HIDDEN, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50, "draft_vocab_size": 20},
 )
 TARGET = small_qwen3(
-    **{"vocab_size": 50, "hidden_size": HIDDEN, "num_hidden_layers": 4, "head_dim": SIZE},
+    **{"vocab_size": 50, "hidden_size": HIDDEN, "num_hidden_layers": 4, "head_dim": 8},
     **{"num_experts": 4, "norm_topk_prob": False, "initializer_range": 0.3},
 )
-
-
-@pytest.fixture
-def draft() -> Draft:
-    torch.manual_seed(0)
-    return Draft(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +36,10 @@ def test_accepted_lengths(misses: list[tuple[int, int]], lengths: list[int]) -> 
     assert accepted_lengths([step.repeat(2, 1) for step in hits], prompt=4) == lengths * 2
 
 
-def test_hits_are_where_greedy_text_is_repeated(draft: Draft) -> None:
+def test_hits_are_where_greedy_text_is_repeated() -> None:
     """On what a target writes greedily the target as its own draft is always right, and a draft of noise is not."""
     torch.manual_seed(0)
-    target = Qwen3MoeForCausalLM(TARGET).eval()
+    draft, target = Draft(CONFIG), Qwen3MoeForCausalLM(TARGET).eval()
     ids = continuations(target, torch.randint(50, (2, 6)), 20)
     assert all(step[:, 5:].all() for step in target_hits(target, ids))
     hits = draft_hits(target, draft, torch.arange(0, 40, 2), ids)
@@ -66,14 +48,3 @@ def test_hits_are_where_greedy_text_is_repeated(draft: Draft) -> None:
     places = draft(features(target, ids)[1], target.model.embed_tokens(ids), 1)[0].argmax(-1)
     wanted = [[2 * int(places[row, place]) == int(ids[row, place + 2]) for place in range(24)] for row in range(2)]
     assert hits[0].tolist() == wanted
-
-
-def test_export_is_what_the_server_reads(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_eagle3, "DRAFT_VOCAB", 20)
-    hot = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:20].sort().values
-    export_draft(draft, hot, tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(weights["d2t"] + torch.arange(20), hot)
-    assert weights["t2d"].nonzero().flatten().tolist() == hot.tolist()
-    assert weights["midlayer.self_attn.q_proj.weight"].shape == (HEADS * SIZE, 2 * HIDDEN)
-    assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == 20

@@ -1,6 +1,6 @@
 """Series and points of a record that nobody has measured: figures that can be checked by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,3 +27,24 @@ def make_point(series: Sequence[Series], model: str = "model", **workload: Any) 
     """What a record holds of them."""
     asked = Workload(Path(model), Path("texts"), rounds=len(series[0].results), **workload)
     return {"workload": asdict(asked), "series": [asdict(one) for one in series]}
+
+
+class Rounds:
+    """In place of `run_rounds`: rounds on servers that are not there, at 10, 11, ... tokens a second.
+
+    `ran` has (requests at a time, round) in the order of running; a round from `stop` on ends the run.
+    """
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, int]] = []
+        self.stop = 99
+
+    def __call__(self, workload: Workload, series: Sequence[Series], servers: object) -> Iterator[int]:
+        for number in range(len(series[0].results), workload.rounds):
+            if number >= self.stop:
+                raise KeyboardInterrupt
+            self.ran.append((workload.concurrency, number))
+            for one in series:
+                one.results += make_series("off", [10.0 + number]).results
+                one.evidence.append(NEVER)
+            yield number

@@ -1,10 +1,8 @@
-"""Command lines: a record of what was asked for, and one line and a status for whatever goes wrong."""
-
-import signal
+"""Command lines: a record of what was asked for, and one line for bad input."""
 
 import pytest
 
-from benchmark.common.command import Parser, folder, one_line_errors, policy
+from benchmark.common.command import Parser, folder, policy
 from benchmark.common.record import read_record
 
 
@@ -50,17 +48,3 @@ def test_a_record_holds_what_was_asked_for_and_is_replaced_unless_resumed(parser
         run(*argv[:-1], "5", "--resume")
     run(*argv[:-1], "5").add("second", value=2)
     assert list(run(*argv[:-1], "5", "--resume").points) == ["second"]
-
-
-def test_a_signal_ends_it_with_its_status(capsys):
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as stop, one_line_errors("made-up"):
-            signal.raise_signal(signal.SIGTERM)
-        assert stop.value.code == 128 + signal.SIGTERM
-        with pytest.raises(SystemExit) as stop, one_line_errors("made-up"):
-            raise KeyboardInterrupt
-        assert stop.value.code == 128 + signal.SIGINT
-        assert capsys.readouterr().err == "made-up: interrupted; every server is stopped\n"
-    finally:
-        signal.signal(signal.SIGTERM, before)

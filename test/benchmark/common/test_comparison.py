@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from common.made_up import NEVER, make_series
+from common.made_up import NEVER, Rounds, make_series
 
 from benchmark.common import comparison as module
 from benchmark.common.comparison import Comparison, fit_line, is_measured, measure, summarize
@@ -44,27 +44,17 @@ def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_
 
 
 def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, monkeypatch):
-    ran, stop = [], [2]
-
-    def run_rounds(workload, series, servers):
-        for number in range(len(series[0].results), workload.rounds):
-            if number in stop:
-                raise KeyboardInterrupt
-            ran.append(number)
-            for one in series:
-                one.results += make_series("off", [10.0 + number]).results
-                one.evidence.append(NEVER)
-            yield number
-
-    monkeypatch.setattr(module, "run_rounds", run_rounds)
+    rounds = Rounds()
+    rounds.stop = 2
+    monkeypatch.setattr(module, "run_rounds", rounds)
     variants = [parse_variant("off"), parse_variant("xshare")]
     with pytest.raises(KeyboardInterrupt):
         measure(Record(tmp_path, "serving", []), "key", WORKLOAD, variants, [])
-    stop.clear()
+    rounds.stop = 3
     again = Record(tmp_path, "serving", [])
     assert not is_measured(again, "key")
     comparison = measure(again, "key", WORKLOAD, variants, [])
-    assert ran == [0, 1, 2]
+    assert [number for _, number in rounds.ran] == [0, 1, 2]
     assert [result["output_throughput"] for result in comparison.series[1].results] == [10.0, 11.0, 12.0]
     assert is_measured(again, "key")
     assert Comparison.read(again.points["key"]) == comparison

@@ -7,12 +7,13 @@ import pytest
 
 from benchmark.common import source
 
+IRRELEVANT = ("benchmark/results/b.json", "benchmark/README.md", "test/test_a.py")
+
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A committed checkout of a few files: its folder, and a function that writes files and commits them."""
     monkeypatch.setattr(source, "ROOT", tmp_path)
-    source.count_changes.cache_clear()
 
     def git(*arguments):
         identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
@@ -26,41 +27,21 @@ def checkout(tmp_path, monkeypatch):
         git("commit", "-m", text)
 
     git("init")
-    commit(
-        *("first", "python/a.py", "patches/a.patch", "benchmark/results/b.json", "benchmark/README.md"),
-        *("test/test_a.py",),
-    )
+    commit("first", "python/a.py", "patches/a.patch", *IRRELEVANT)
     return tmp_path, commit
-
-
-def test_changes_since_a_commit_are_counted_by_path(checkout):
-    folder, commit = checkout
-    first = source.describe_commit()
-    assert len(first) == 12
-    assert source.has_history()
-    assert source.count_changes(first, ("python", "benchmark")) == (0, [])
-    commit("second", "python/a.py", "test/test_a.py", "benchmark/README.md", "benchmark/results/b.json")
-    source.count_changes.cache_clear()
-    assert source.count_changes(first, ("python", "benchmark")) == (1, ["python/a.py"])
-    assert source.count_changes(first, ("patches",)) == (0, [])
-    assert source.count_changes("0123456789ab", ("python",)) is None
-    shutil.rmtree(folder / ".git")
-    assert not source.has_history()
 
 
 @pytest.mark.parametrize(
     ("name", "is_source"),
     [
-        *(
-            (name, False)
-            for name in (source.KERNEL_SHAPES, "benchmark/results/b.json", "benchmark/README.md", "test/test_a.py")
-        ),
+        *((name, False) for name in (source.KERNEL_SHAPES, *IRRELEVANT)),
         *((name, True) for name in ("python/a.py", "python/new.py", "benchmark/new.py", "patches/a.patch")),
     ],
 )
 def test_a_change_counts_where_it_decides_a_figure(checkout, name, is_source):
     folder, commit = checkout
     first = source.describe_commit()
+    assert len(first) == 12
     assert source.is_unchanged_since(first)
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("second")

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from common.made_up import make_point, make_series
 
-from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import Variant
 from benchmark.depth.__main__ import list_variants
 from benchmark.depth.changes import find_arrival, follow, list_late, tabulate_changes
@@ -26,25 +26,20 @@ SPEEDS = {
 }
 
 
-def make_points(tmp_path, speeds=SPEEDS, policy: str = "off") -> dict[str, Any]:
+def make_points(speeds=SPEEDS, policy: str = "off") -> dict[str, Any]:
     """A record of two rounds; in the second all are twice as fast."""
     points = {}
     for requests, by_depth in speeds.items():
-        series = []
-        for depth, speed in by_depth.items():
-            results = [
-                {"output_throughput": speed * turn, "median_tpot_ms": 1, "median_ttft_ms": 1, "accept_length": None}
-                for turn in (1, 2)
-            ]
-            one = Series(Variant(name_of(policy, depth), None, {}))
-            series.append({"variant": vars(one.variant), "command": [], "results": results, "evidence": []})
-        workload = vars(Workload(tmp_path, tmp_path, rounds=2, concurrency=requests))
-        points[key_of(policy, requests)] = json.loads(json.dumps({"workload": workload, "series": series}, default=str))
+        series = [
+            make_series(Variant(name_of(policy, depth), None, {}), [speed, 2 * speed])
+            for depth, speed in by_depth.items()
+        ]
+        points[key_of(policy, requests)] = make_point(series, concurrency=requests)
     return points
 
 
-def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches(tmp_path):
-    table = tabulate_depths(make_points(tmp_path))
+def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches():
+    table = tabulate_depths(make_points())
     assert table.headings[:5] == ["policy", "requests", "no drafts", "1 draft", "3 drafts"]
     assert table.rows == [
         ["off", "1", "60.0", "75.0", "**90.0**", "82.5", "88.5", "0.98", "1.48", "1.07", "0.98, 0.98"],
@@ -52,24 +47,24 @@ def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches(tm
     ]
 
 
-def test_the_summary_compares_with_no_drafts(tmp_path):
-    table = summarize_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare"))
+def test_the_summary_compares_with_no_drafts():
+    table = summarize_depths(make_points() | make_points(policy="xshare"))
     assert table.headings == ["policy", "1 request", "16 requests"]
     assert table.rows == [["off", "1.48", "0.96"], ["xshare", "1.48", "0.96"]]
 
 
-def test_what_is_missed_is_named(tmp_path):
-    missed = find_missed(make_points(tmp_path))
+def test_what_is_missed_is_named():
+    missed = find_missed(make_points())
     assert missed == [
         "off, 16 at a time: 0.959 of no drafts, must be 0.97",
         "off, 16 at a time: 0.959 of no drafts, must be 0.97",
     ]
     slower = {1: SPEEDS[1] | {UPSTREAM: 60.0}}
-    assert find_missed(make_points(tmp_path, slower)) == [f"off, 1 at a time: 0.983 of {UPSTREAM}, must be 1.0"]
+    assert find_missed(make_points(slower)) == [f"off, 1 at a time: 0.983 of {UPSTREAM}, must be 1.0"]
 
 
-def test_the_picture_has_a_panel_a_policy(tmp_path):
-    picture = plot_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare"))
+def test_the_picture_has_a_panel_a_policy():
+    picture = plot_depths(make_points() | make_points(policy="xshare"))
     assert [panel.title for panel in picture.panels] == ["no policy", "xshare"]
     for panel in picture.panels:
         assert [(line.name, line.is_main) for line in panel.lines][-1] == (THROUGHPUT, True)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from common.made_up import Rounds
 
 from benchmark.common import comparison
 from benchmark.common.comparison import Comparison, is_measured
@@ -51,33 +52,19 @@ def test_a_check_that_passed_is_not_run_again(tmp_path):
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    """Call it for rounds of points 8 and 16 on servers that are not there: (point, round) in the order of running.
-
-    A round from `stop` on ends the run.
-    """
-    ran, last = [], []
-
-    def run_rounds(workload, series, servers):
-        for number in range(len(series[0].results), workload.rounds):
-            if number >= last[0]:
-                raise KeyboardInterrupt
-            ran.append((workload.concurrency, number))
-            for one in series:
-                one.results.append({"output_throughput": 1.0})
-            yield number
-
+    """Call it for rounds of points 8 and 16, up to one: (point, round) in the order of running."""
     monkeypatch.setattr(serving, "write_model", Path)
     monkeypatch.setattr(serving, "write_texts", lambda name, tokens: tmp_path / name)
-    monkeypatch.setattr(comparison, "run_rounds", run_rounds)
     variants = [parse_variant("off"), parse_variant("xshare")]
     points = [serving.Point(f"point {n}", variants, n) for n in (16, 8)]
 
     def call(record, stop=99, **keys):
-        ran.clear()
-        last[:] = [stop]
+        rounds = Rounds()
+        rounds.stop = stop
+        monkeypatch.setattr(comparison, "run_rounds", rounds)
         with suppress(KeyboardInterrupt):
             serving.measure_rounds(record, "model", points, [], **keys)
-        return list(ran)
+        return rounds.ran
 
     return call
 

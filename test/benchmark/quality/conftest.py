@@ -1,12 +1,15 @@
 """A small random checkpoint of two MoE layers, with its tokenizer and two domains of text."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
+from benchmark.common.record import Record, read_record
 from benchmark.quality.decoding import Decoding
 from benchmark.quality.model import load_model
 from small import small_qwen3
@@ -40,6 +43,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in TEXTS.items():
         (folder / "heldout" / f"{name}.txt").write_text(text)
     return folder
+
+
+@pytest.fixture
+def measure(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Call it with a command, its record's name and arguments for the points; resumed, it measures nothing more."""
+
+    def run(main: Callable[[Sequence[str]], None], name: str, *arguments: str) -> dict[str, Any]:
+        asked = [*arguments, "--model", str(checkpoint), "--out", str(tmp_path)]
+        main(asked)
+        with monkeypatch.context() as resumed:
+            resumed.setattr(Record, "add", lambda *_, **__: pytest.fail("measured again"))
+            main([*asked, "--resume"])
+        return read_record(tmp_path / f"{name}.json", name)["points"]
+
+    return run
 
 
 @pytest.fixture

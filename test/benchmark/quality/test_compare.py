@@ -1,7 +1,5 @@
 """The comparison of policies: its baseline, and a record that is resumed."""
 
-import json
-
 import pytest
 
 from benchmark.quality.__main__ import main
@@ -9,14 +7,11 @@ from benchmark.quality.__main__ import main
 COUNTS = ("--per-domain", "4", "--prompt", "8", "--steps", "12", "--batch", "4")
 
 
-def test_vanilla_comes_first_and_is_the_baseline(checkpoint, tmp_path):
-    harsh, full = policies = "xshare:k0=1,add=2", "oea:k0=4"
-    arguments = [*policies, "vanilla", "--model", str(checkpoint), *COUNTS, "--out", str(tmp_path)]
-    main(arguments)
-    record = json.loads((tmp_path / "quality.json").read_text())
-    assert record["arguments"]["batch"] == 4
-    assert list(record["points"]) == ["vanilla", harsh, full]
-    vanilla, harsh, full = ({**point, "session": 0} for point in record["points"].values())
+def test_vanilla_comes_first_and_is_the_baseline(measure):
+    policies = "xshare:k0=1,add=2", "oea:k0=4"
+    points = measure(main, "quality", *policies, "vanilla", *COUNTS)
+    assert list(points) == ["vanilla", *policies]
+    vanilla, harsh, full = points.values()
     for batches in ("one_domain", "mixed"):
         assert set(vanilla[batches]["loss"]) == {"all", "arithmetic", "prose"}
         assert vanilla[batches]["loss"]["all"]["delta"] == 0
@@ -30,5 +25,3 @@ def test_vanilla_comes_first_and_is_the_baseline(checkpoint, tmp_path):
     one, mixed = (vanilla[name]["loss"]["prose"]["cross_entropy"] for name in ("one_domain", "mixed"))
     assert one == pytest.approx(mixed, rel=1e-5)
     assert harsh["one_domain"]["loss"]["prose"]["delta"] != harsh["mixed"]["loss"]["prose"]["delta"]
-    main([*arguments, "--resume"])
-    assert json.loads((tmp_path / "quality.json").read_text()) == record

@@ -2,8 +2,6 @@
 drafts as `python -m benchmark.quality.defaults --batch 1 2 4 8 16 --tokens-per-request 4`, for less.
 """
 
-import json
-
 import pytest
 
 from benchmark.common.variant import parse_plan
@@ -43,18 +41,13 @@ def test_the_guides_policies_are_settings_of_the_study(batch):
         assert parse_plan(policy, batch) == parse_plan(setting)
 
 
-def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
-    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "8", "--steps", "4", "--out", str(tmp_path)]
-    defaults.main(["--batch", "2", "4", *text])
-    points = json.loads((tmp_path / "defaults.json").read_text())["points"]
+def test_command_measures_into_a_record(measure):
+    text = "--per-domain", "4", "--prompt", "8", "--steps", "4"
+    points = measure(defaults.main, "defaults", "--batch", "2", "4", *text)
     assert len(points) == 2 * 2 * 16
     assert all(point["active_experts"] <= point["vanilla_active"] + 1e-6 for point in points.values())
-    capsys.readouterr()
-    defaults.main(["--batch", "2", "4", *text, "--resume"])
-    assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"
-    policies = ["xshare", "xshare:k0=1,mass=0.93", "--skip", "2"]
-    defaults.main([*policies, "--batch", "4", *text, "--tokens-per-request", "4"])
-    found = json.loads((tmp_path / "defaults.json").read_text())["points"]
-    assert {point["setting"] for point in found.values()} == {"xshare", "xshare:k0=1,mass=0.93"}
-    by_rows, given = (found[f"4 requests x 4 tokens, mixed, {name}"] for name in ("xshare", "xshare:k0=1,mass=0.93"))
+    policies, verified = ("xshare", "xshare:k0=1,mass=0.93"), ("--batch", "4", "--tokens-per-request", "4")
+    found = measure(defaults.main, "defaults", *policies, "--skip", "2", *verified, *text)
+    assert {point["setting"] for point in found.values()} == {*policies}
+    by_rows, given = (found[f"4 requests x 4 tokens, mixed, {name}"] for name in policies)
     assert (by_rows["active_experts"], by_rows["loss"]) == (given["active_experts"], given["loss"]), "of 16 rows"

@@ -1,7 +1,5 @@
 """`python -m benchmark.quality.front`: its changes, experts at equal loss, and all of it on a small random model."""
 
-import json
-
 import pytest
 
 from benchmark.quality.equal_loss import experts_for, find_interval, format_share
@@ -32,12 +30,10 @@ def test_the_interval_of_a_share_is_over_the_batches():
     assert (format_share(-0.5, None), format_share(-0.5, (-0.6, -0.4))) == ("-50%", "-50% [-60%, -40%]")
 
 
-def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
+def test_command_measures_into_a_record(measure):
     settings = ["xshare:k0=1,add=2", "xshare:k0=1,add=4", "oea:k0=2"]
-    asked = [*settings, "--batch", "4", "8", "--tokens-per-request", "1", "2"]
-    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "8"]
-    command.main([*asked, *text, "--out", str(tmp_path)])
-    points = json.loads((tmp_path / "front.json").read_text())["points"]
+    text = "--per-domain", "4", "--prompt", "16", "--steps", "8"
+    points = measure(command.main, "front", *settings, "--batch", "4", "8", "--tokens-per-request", "1", "2", *text)
     found = [(one["batch"], one["tokens_per_request"], one["setting"]) for one in points.values()]
     assert found == [(b, t, s) for b in (8, 4) for t in (1, 2) for s in settings]
     for one in points.values():
@@ -48,6 +44,3 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
         for change in changed:
             gap = change["loss"]["delta"] - published["loss"]["delta"]
             assert change["over_published"]["delta"] == pytest.approx(gap, abs=1e-6)
-    capsys.readouterr()
-    command.main([*asked, *text, "--out", str(tmp_path), "--resume"])
-    assert "tokens, xshare" not in capsys.readouterr().out, "all of it was there"

@@ -1,7 +1,5 @@
 """`python -m benchmark.quality.samples`: answers drawn under a policy, what they are worth, and with which error."""
 
-import json
-
 import pytest
 import torch
 
@@ -55,18 +53,14 @@ def test_a_policy_is_compared_on_the_same_batches():
     assert found["delta_error"] == pytest.approx(0, abs=1e-12)
 
 
-def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
+def test_command_measures_into_a_record(measure):
     """A budget of all experts draws what vanilla draws; of a random model no answer is right, and all differ."""
-    sizes = ["--model", str(checkpoint), "--problems", "24", "--samples", "2", "--batch", "4", "--out", str(tmp_path)]
-    samples.main(["xshare:k0=1,add=16", "xshare:k0=1,add=0", *sizes])
-    points = json.loads((tmp_path / "samples.json").read_text())["points"]
-    assert list(points) == ["vanilla", "xshare:k0=1,add=16", "xshare:k0=1,add=0"]
+    policies = "xshare:k0=1,add=16", "xshare:k0=1,add=0"
+    points = measure(samples.main, "samples", *policies, *"--problems 24 --samples 2 --batch 4".split())
+    assert list(points) == ["vanilla", *policies]
     vanilla, full, few = points.values()
     assert {name: full[name] for name in samples.FIGURES} == {name: vanilla[name] for name in samples.FIGURES}
     assert few["active_experts"] < full["active_experts"] == vanilla["active_experts"]
     assert vanilla["distinct"]["value"] > 0.9
     assert vanilla["pass_all"]["value"] >= vanilla["pass_one"]["value"]
     assert vanilla["pass_one"]["delta"] == vanilla["pass_one"]["delta_error"] == 0
-    capsys.readouterr()
-    samples.main(["xshare:k0=1,add=16", "xshare:k0=1,add=0", *sizes, "--resume"])
-    assert ", pass@1 " not in capsys.readouterr().out, "all of it was there"

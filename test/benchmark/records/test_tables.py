@@ -59,19 +59,6 @@ def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, resu
     assert problem.startswith(f"{pictures / 'loss-by-experts.svg'}: not drawn from its record")
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_changes_since_a_record_are_named(monkeypatch, known):
-    monkeypatch.setattr(history, "has_history", lambda: True)
-    changes = (3, ["python/sglang_xshare/stage/step.py", "benchmark/serving/report.py"])
-    monkeypatch.setattr(history, "count_changes", lambda commit, paths: changes if known else None)
-    lines = list(history.list_stale(RESULTS))
-    (line,) = (line for line in lines if line.startswith("serving: "))
-    assert ("; 3 commits since, 2 files differ: python/sglang_xshare/stage (1), " in line) == known
-    assert line.endswith("is not in this checkout") != known
-    monkeypatch.setattr(history, "has_history", lambda: False)
-    assert list(history.list_stale(RESULTS))[-1].startswith("records: this checkout has no history")
-
-
 def test_an_experiment_without_a_record_is_named(monkeypatch, tmp_path, results):
     monkeypatch.setattr(history, "has_history", lambda: False)
     EXPERIMENTS["neighbours"].path(results).unlink()

@@ -1,6 +1,7 @@
 """A table of the small checkpoint: its experts are those that the model's routers choose."""
 
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
 from refused import read_refusal, refused
+from sglang_xshare.affinity import calibration
 from sglang_xshare.affinity.calibration import SHRINKAGE, calibrate, load_model, project, read_texts, watch_experts
 from sglang_xshare.affinity.table import hash_tokenizer, load_table
 from sglang_xshare.cli import main
@@ -50,6 +52,7 @@ def test_a_call_without_expert_ids_is_no_layers():
         model["shared_experts"](hidden)
         for routed in (None, hidden, ids):
             model["experts"](hidden, routed)
+    model["experts"](hidden, ids)  # after the measurement
     [(found, experts)] = layers
     assert (found.tolist(), experts) == (ids.tolist(), 3)
 
@@ -77,18 +80,34 @@ def test_the_table_tells_domains_apart(tiny_model, pieces):
     assert not table.signatures[unseen].any()
 
 
+def test_each_expert_of_each_layer_has_a_direction_of_its_own():
+    sketches = torch.cat([calibration.make_sketch(16, layer) for layer in range(2)])
+    assert (sketches @ sketches.T).numpy() == pytest.approx(np.eye(32), abs=0.35)
+
+
+def test_a_table_keeps_samples_of_pieces_evenly_taken(monkeypatch):
+    monkeypatch.setattr(calibration, "SAMPLES", 3)
+    signatures, pieces = 2 * np.eye(5, dtype=np.float16), torch.arange(5).view(5, 1)
+    assert calibration._sample(signatures, pieces).tolist() == np.eye(5)[::2].tolist()
+
+
+def test_a_model_whose_forward_calls_no_experts_is_one_line(tiny_model, pieces, monkeypatch):
+    monkeypatch.setattr(calibration, "watch_experts", lambda model: nullcontext([]))
+    with refused(f"--model {tiny_model}"):
+        calibrate(load_model(tiny_model, "cpu"), tiny_model, pieces[:1])
+
+
 def test_a_projection_keeps_what_sets_ids_apart():
-    """Against numpy's own singular values, of the same shrunk and centred means."""
+    """Against numpy's own singular vectors, of the same shrunk and centred means."""
     draw = torch.Generator().manual_seed(1)
     counts = torch.tensor([50.0, 10.0, 0.0, 200.0, 1.0])
     sums = torch.randn(5, 8, generator=draw) * counts[:, None]
     projected = project(sums, counts, 3)
     mean = (sums.sum(0) / counts.sum()).numpy()
     apart = (sums.numpy() - counts.numpy()[:, None] * mean) / (counts.numpy() + SHRINKAGE)[:, None]
-    weighted = apart * np.sqrt(counts.numpy())[:, None]
-    values = np.linalg.svd(weighted, compute_uv=False)[:3]
-    lengths = np.linalg.norm(projected.numpy() * np.sqrt(counts.numpy())[:, None], axis=0)
-    assert lengths == pytest.approx(values, rel=1e-4)
+    directions = np.linalg.svd(apart * np.sqrt(counts.numpy())[:, None])[2][:3].T
+    directions *= np.sign(directions[abs(directions).argmax(0), range(3)])
+    assert projected.numpy() == pytest.approx(apart @ directions, abs=1e-4)
     assert not projected[2].any()
 
 
@@ -115,9 +134,21 @@ WRONG = [
 @pytest.mark.parametrize(("flag", "value", "said"), WRONG)
 def test_wrong_arguments_are_one_line(tiny_model, tmp_path, capsys, flag, value, said):
     flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", flag: value}
+    (tmp_path / "t").write_text("kept")
     with pytest.raises(SystemExit) if flag == "--tokens" else nullcontext():
         assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
     assert f"{flag} {said}" in read_refusal(capsys)
+    assert (tmp_path / "t").read_text() == "kept"
+
+
+def test_experts_may_be_nested_and_a_model_too_large_is_one_line(tiny_model, tmp_path, capsys, monkeypatch):
+    """A folder with the nested configuration alone lacks no experts, but a tokenizer."""
+    (tmp_path / "config.json").write_text('{"text_config": {"num_experts": 8}}')
+    monkeypatch.setattr(calibration, "load_model", Mock(side_effect=RuntimeError("no memory")))
+    for model, line in ((tmp_path, f"--model {tmp_path}: must be a whole checkpoint; no "), (tiny_model, "no memory")):
+        flags = ["--model", str(model), "--texts", str(tiny_model / "heldout"), "--out", str(tmp_path / "t")]
+        assert main(["calibrate", *flags]) == 1
+        assert read_refusal(capsys).startswith(f"calibrate: {line}")
 
 
 def test_a_checkpoint_without_whole_weights_and_short_texts_are_one_line(tiny_model, tmp_path):

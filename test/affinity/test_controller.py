@@ -71,11 +71,11 @@ def test_what_decides_beside_experts(sent):
     down._controller.status[0] = False
     removed._controller._active_workers = [1]
     for number in range(3):
-        directed(request(f"r{number}", routed_dp_rank=1))
+        directed(request(f"r{number}", routed_dp_rank=0))
         down(request(f"r{number}"))
         removed(request(f"r{number}"))
-    assert [replica for replica, _ in sent] == [1] * 9
-    assert directed.affinity.loads == [0, 3]
+    assert [replica for replica, _ in sent] == [0, 1, 1] * 3
+    assert directed.affinity.loads == [3, 0]
     sent.clear()
     plain(SimpleNamespace(rid="r0", routed_dp_rank=None, input_ids=None))  # an embedding request has no sessions
     plain(request("HEALTH_CHECK_1"))
@@ -83,29 +83,23 @@ def test_what_decides_beside_experts(sent):
     assert plain.decide(request("HEALTH_CHECK_2")).reason == "load"
 
 
-@pytest.mark.parametrize("image", [False, True])
-def test_a_directed_requests_prompt_is_found_again(sent, image):
+IMAGE = {"mm_inputs": object()}
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [({"extra_key": "tenant"}, {"extra_key": "another"}), ({"lora_id": "a"}, {"lora_id": "b"}), (IMAGE, {})],
+    ids=["tenant", "adapter", "image"],
+)
+def test_a_directed_requests_prompt_is_found_again(sent, own, others):
     """Under the salt with which others ask. Another image is another prompt, though both stand in it as same ids."""
     dispatcher, long = make(4), array("q", prompt(0, length=320, start=99))
-    for name, replica in (("directed", 3), ("again", None)):
-        fields: dict[str, Any] = {"mm_inputs": object()} if image else {}
-        dispatcher(request(name, routed_dp_rank=replica, input_ids=long, extra_key="tenant", **fields))
-        dispatcher.affinity.finish(name)
-    dispatcher(request("other", input_ids=long, extra_key="tenant" if image else "another"))
-    replicas = [replica for replica, _ in sent]
-    assert replicas[0] == 3
-    assert (replicas[1] == 3) == (not image)
-    assert replicas[2] != 3
-
-
-def test_a_prompt_under_another_adapter_is_another_prompt(sent):
-    """A replica that has cached a prompt under one LoRA adapter has nothing for the prompt under another."""
-    dispatcher, long = make(4), array("q", prompt(0, length=320, start=99))
-    for name, adapter, replica in (("directed", "a", 3), ("again", "a", None), ("other", "b", None)):
-        dispatcher(request(name, routed_dp_rank=replica, input_ids=long, lora_id=adapter))
+    for name, replica, fields in (("directed", 3, own), ("again", None, own), ("other", None, others)):
+        dispatcher(request(name, routed_dp_rank=replica, input_ids=long, **fields))
         dispatcher.affinity.finish(name)
     first, again, other = (replica for replica, _ in sent)
-    assert first == again == 3
+    assert first == 3
+    assert (again == 3) == (own is not IMAGE)
     assert other != 3
 
 
@@ -122,6 +116,13 @@ def test_a_conversation_stays_where_it_began(sent, field, directed):
         dispatcher.affinity.choose(f"d{number}", [], replica=number)
     assert home == 2 or not directed
     assert dispatcher.decide(request("second", 3, **{field: name})).replica == home
+
+
+def test_a_routing_key_comes_before_a_session_id(sent):
+    dispatcher = make()
+    dispatcher(request("first", routing_key="key", session_id="id"))
+    dispatcher.affinity.finish("first")
+    assert dispatcher.decide(request("second", routing_key="key")).reason == "sticky"
 
 
 def test_the_log_says_who_got_what(sent, monkeypatch, caplog):

@@ -3,7 +3,7 @@
 import math
 import random
 from array import array
-from dataclasses import dataclass, field
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinity.tables import TOPICS, make_table, prompt
-from sglang_xshare.affinity.centroids import PACE, PRESENT, Centroids
+from sglang_xshare.affinity.centroids import PACE, PRESENT, Centroids, cluster
 from sglang_xshare.affinity.decision import REASONS, Affinity, Decision, list_open, price_load
 from sglang_xshare.affinity.recent import BLOCK, HASHED, KEYS, Prefixes, Recent, hash_blocks
 
@@ -28,51 +28,32 @@ EVENTS = st.lists(
 )
 
 
-@dataclass
-class Course:
-    """Events played on a dispatcher: its decisions, and what was running and alive before each."""
-
-    affinity: Affinity
-    decisions: list[Decision] = field(default_factory=list)
-    before: list[tuple[list[int], list[int]]] = field(default_factory=list)
-
-
-def play(replicas: int, bound: float, events: list[tuple[str, int, int | None]]) -> Course:
-    """Requests come, of a topic or of nothing known, end in any order, and replicas die and come back."""
-    course, alive = Course(Affinity(TABLE, replicas, bound)), list(range(replicas))
-    running: dict[int, int] = {}
-    for number, (kind, value, key) in enumerate(events):
-        if kind == "come":
-            loads = [sum(1 for replica in running.values() if replica == place) for place in range(replicas)]
-            assert course.affinity.loads == loads
-            course.before.append((loads, list(alive)))
-            tokens = prompt(value, start=number) if value < TOPICS else [64, 65]
-            decision = course.affinity.choose(number, tokens, key=key)
-            course.decisions.append(decision)
-            running[number] = decision.replica
-        elif kind == "end" and running:
-            name = sorted(running)[value % len(running)]
-            del running[name]
-            course.affinity.finish(name)
-        elif kind == "alive":
-            found = [replica for replica in range(replicas) if value >> replica & 1]
-            alive = found or alive
-            course.affinity.set_alive(alive)
-            running = {name: replica for name, replica in running.items() if replica in alive}
-    return course
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 8), st.sampled_from([1.0, 1.1, 1.25, 2.0]), EVENTS)
 def test_the_bound_holds_and_nobody_idles(replicas, bound, events):
-    course = play(replicas, bound, events)
-    for decision, (loads, alive) in zip(course.decisions, course.before, strict=True):
-        assert decision.replica in alive
-        assert decision.reason in REASONS
-        mean = (sum(loads[replica] for replica in alive) + 1) / len(alive)
-        assert loads[decision.replica] + 1 <= max(bound * mean, math.ceil(mean)) + 1e-6
-        if any(not loads[replica] for replica in alive):
-            assert not loads[decision.replica]
+    """Requests come, of a topic or of nothing known, end in any order, and replicas die and come back."""
+    affinity, alive = Affinity(TABLE, replicas, bound), list(range(replicas))
+    running: dict[int, int] = {}
+    for number, (kind, value, key) in enumerate(events):
+        if kind == "come":
+            loads = [list(running.values()).count(place) for place in range(replicas)]
+            assert affinity.loads == loads
+            decision = affinity.choose(number, prompt(value, start=number) if value < TOPICS else [64, 65], key=key)
+            running[number] = decision.replica
+            assert decision.replica in alive
+            assert decision.reason in REASONS
+            mean = (sum(loads[replica] for replica in alive) + 1) / len(alive)
+            assert loads[decision.replica] + 1 <= max(bound * mean, math.ceil(mean)) + 1e-6
+            if any(not loads[replica] for replica in alive):
+                assert not loads[decision.replica]
+        elif kind == "end" and running:
+            name = sorted(running)[value % len(running)]
+            del running[name]
+            affinity.finish(name)
+        elif kind == "alive":
+            alive = [replica for replica in range(replicas) if value >> replica & 1] or alive
+            affinity.set_alive(alive)
+            running = {name: replica for name, replica in running.items() if replica in alive}
 
 
 def test_the_bound_is_reached():
@@ -107,11 +88,8 @@ def run_mixed(affinity: Affinity, requests: int = 400, at_once: int = 32) -> lis
 
 def purity(course: list[tuple[int, Decision]]) -> float:
     """The share of requests that are of their replica's most frequent topic."""
-    found = 0
-    for replica in range(TOPICS):
-        topics = [topic for topic, decision in course if decision.replica == replica]
-        found += max(topics.count(topic) for topic in range(TOPICS))
-    return found / len(course)
+    counts = Counter((decision.replica, topic) for topic, decision in course)
+    return sum(max(counts[replica, topic] for topic in range(TOPICS)) for replica in range(TOPICS)) / len(course)
 
 
 def test_topics_part_and_more_so_with_a_wider_bound():
@@ -275,6 +253,16 @@ def test_blocks_of_a_prompt():
     long = list(range((HASHED + 2) * BLOCK))
     assert len(hash_blocks(long)) == HASHED
     assert hash_blocks(long) == hash_blocks(long[: HASHED * BLOCK])
+
+
+def test_centroids_begin_as_the_unit_means_of_unlike_samples():
+    """The second sample is nearest to the mean of all, and the third is least like it."""
+    samples = np.array([[1, 0, 0], [0.7, 0.5**0.5, 0.1], [0, 0, 1]], dtype=np.float32)
+    mean = samples[0] + samples[1]
+    assert cluster(samples, 2) == pytest.approx(np.stack([mean / np.linalg.norm(mean), samples[2]]), abs=1e-6)
+    more = cluster(samples, 5)
+    assert more.shape == (5, 3), "samples are repeated"
+    assert np.linalg.norm(more, axis=1) == pytest.approx(np.ones(5), abs=0.01)
 
 
 def test_similarity_is_that_of_what_runs_beside_a_unit_vector_of_what_was_sent():

@@ -13,7 +13,8 @@ from benchmark.records.tables import H200_RUN
 from check.asking import H100, QWEN, ask, compare, compare_step, read_rows, say
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import COMMON as ASSUMED
-from sglang_xshare.check.estimate import estimate_step
+from sglang_xshare.check.estimate import Step, estimate_step
+from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.weights import read_weights
 from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.gpus import GPUS
@@ -92,6 +93,27 @@ def test_drawn_layers_have_the_plans_of_the_models_layers():
     assert before == after
     by_request = build_schedule("xshare", {"k0": 0, "add_per_request": 1}, True)
     assert draw_loads(by_request, model, 16, 16, ASSUMED)["active_experts"][1] == 1, "of one request of 16 rows"
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "rows", "tokens", "acts"),
+    [
+        ("moe-spec", {"budget": 8}, 16, 4, True),
+        ("moe-spec", {"budget": 8}, 16, 1, False),  # a decode step
+        ("xshare", {"k0": 0, "add": 2}, 2, 1, True),
+        ("xshare", {"k0": 0, "add": 2}, 1, 1, False),  # below min_rows
+    ],
+)
+def test_a_step_in_which_the_policy_does_not_act_is_drawn_without_it(policy, keys, rows, tokens, acts):
+    model = MoeModel("model", "Qwen3MoeForCausalLM", 1, 32, 4, "softmax", renormalize=True)
+    before, after = draw_loads(build_schedule(policy, keys, True), model, rows, tokens, ASSUMED)["active_experts"]
+    assert (after < before) == acts
+
+
+def test_a_plan_that_the_model_cannot_have_is_refused(write):
+    step = Step(read_weights(write(QWEN | {"norm_topk_prob": False})), read_flags(["--model", "x"]), 16, 1024)
+    with pytest.raises(ValueError, match="own_share = 0.75: must be used with a model that renormalizes"):
+        step.read_policy("--compare", "xshare:k0=1,add=8,own_share=0.75", {})
 
 
 def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):

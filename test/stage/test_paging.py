@@ -298,6 +298,13 @@ def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
     hooks.publish(REPORTER)
 
 
+def test_no_expert_is_loaded_if_no_expert_is_resident():
+    methods = [SimpleNamespace(num_experts=EXPERTS, device_executor=None, policy=SimpleNamespace(resident=()))] * 2
+    residents = Residents(methods, "cpu")
+    residents.read()
+    assert not residents.loaded.any()
+
+
 def test_state_on_the_device_is_read_where_upstream_writes_it():
     """`DeviceResidency`: its tensors become rows of one, which upstream goes on writing in place."""
     methods = [Paging() for _ in range(2)]

@@ -4,13 +4,16 @@ import json
 import os
 import signal
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 
 from refused import read_refusal
 from sglang_xshare.cli import main
+from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.command import _check_server
 from sglang_xshare.tune.plans import VANILLA_SETTING
+from sglang_xshare.tune.search import search
 from tune.fake import SETTINGS, SMALL, WEIGHTS, tune
 
 
@@ -67,6 +70,19 @@ def test_without_a_trial_within_the_tolerance_the_plan_is_vanilla(texts, tmp_pat
     assert "policy set" not in out
     plan, report = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("plan", "report"))
     assert (plan, report["policy"], report["batches"][0]["chosen"]) == ({}, {"policy": "vanilla"}, None)
+
+
+def test_a_size_without_a_trial_within_the_tolerance_is_vanilla_in_all_layers(texts, tmp_path, server, monkeypatch):
+    def find_none_for_4(*args):
+        found = search(*args)
+        return replace(found, chosen=None) if found.batch == 4 else found
+
+    monkeypatch.setattr("sglang_xshare.tune.search.search", find_none_for_4)
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4", "16") == 0
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    schedule = build_schedule("xshare", plan, speculative=False)
+    assert [schedule.plan(layer, 4) for layer in WEIGHTS] == [None] * len(WEIGHTS)
+    assert any(schedule.plan(layer, 16) for layer in WEIGHTS)
 
 
 def test_an_interval_beyond_the_tolerance_is_said(texts, tmp_path, server, capsys):

@@ -28,8 +28,8 @@ def draw_loads(
     - `fullest_rank_experts` contains the same numbers for the rank with the most active experts.
     - `kept_mass` is the kept mass with the policy.
 
-    If `schedule` is None, the policy is the model's own routing. Each rank holds the same number of consecutive
-    experts.
+    If `schedule` is None, or does not act in this step, the policy is the model's own routing. A step with several
+    tokens per request is a verify step. Each rank holds the same number of consecutive experts.
 
     The logits of a layer are normally distributed. All rows have a part of their logits in common. `common` is the
     share of the variance that comes from this part. The router renormalizes the weights. Raises ValueError if a plan
@@ -40,15 +40,17 @@ def draw_loads(
         torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     router, batch = Router(top_k=model.top_k, scoring=model.scoring), Batch(tokens_per_request=tokens_per_request)
+    phase = "verify" if tokens_per_request > 1 else "decode"
     rank_of_expert = torch.arange(model.num_experts) * ranks // model.num_experts
     counts = []
     try:
         for layer in range(LAYERS):
-            plan = schedule.plan(layer * model.num_layers // LAYERS, rows) if schedule else None
+            of_model = layer * model.num_layers // LAYERS
+            plan = schedule.plans_for(of_model, phase, rows)[0] if schedule else VANILLA
             shared = torch.randn(1, model.num_experts, generator=generator)
             own = torch.randn(rows, model.num_experts, generator=generator)
             logits = common**0.5 * shared + (1 - common) ** 0.5 * own
-            for one in (VANILLA, plan or VANILLA):
+            for one in (VANILLA, plan):
                 out = select(logits, one, router, batch, rank_of_expert, backend="torch")
                 by_rank = torch.bincount(rank_of_expert[out.active], minlength=ranks)
                 counts.append([float(by_rank.sum()), float(by_rank.max()), float(out.kept_mass.mean())])

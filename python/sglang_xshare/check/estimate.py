@@ -107,7 +107,7 @@ class Step:
             if schedule is None or schedule.observed:
                 return None
             for plan in schedule.plans(range(model.num_layers)):
-                plan.check(Router(top_k=model.top_k), model.num_experts, self.flags.ep_size)
+                plan.check(Router(model.top_k, renormalize=model.renormalize), model.num_experts, self.flags.ep_size)
             reason = schedule.reason_to_skip("verify" if drafts else "decode", self.rows)
             if reason is not None:
                 told = f"--batch {self.batch}: a step of {self.rows} rows stays vanilla ({reason})"

@@ -103,7 +103,7 @@ def tune(arguments: argparse.Namespace) -> int:
         if guard.restore():
             console.print(f"Put back: {guard}", soft_wrap=True)
     plan = join_batches(
-        {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
+        {one.batch: one.chosen.settings if one.chosen else dict.fromkeys(groups, VANILLA_SETTING) for one in found}
     )
     if plan["policy"] != VANILLA_SETTING:
         plan |= {"exact": rule} if (rule := guard.before.get("exact_rule")) else {}  # as on the server

@@ -54,4 +54,5 @@ class Residents:
             return
         numbers = [[layer, expert] for layer, method in enumerate(self.methods) for expert in method.policy.resident]
         self.loaded.zero_()
-        self.loaded[tuple(torch.tensor(numbers, device=self.loaded.device).T)] = True
+        places = torch.tensor(numbers, dtype=torch.long, device=self.loaded.device).view(-1, 2)
+        self.loaded[tuple(places.T)] = True

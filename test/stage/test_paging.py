@@ -198,9 +198,9 @@ def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     select_ = Layer.select
 
-    def note(layer, logits, plan, slots=None, tally=None, budgets=None):
+    def note(layer, logits, plan, batch, slots=None, tally=None, budgets=None):
         read.append(plan if budgets is None else tuple(budgets.values.tolist()))
-        return select_(layer, logits, plan, slots, tally, budgets)
+        return select_(layer, logits, plan, batch, slots, tally, budgets)
 
     monkeypatch.setattr(Layer, "select", note)
     capture(monkeypatch, stage, model, 8)

@@ -156,7 +156,7 @@ def runner(model: Model, device: str = "cpu", is_draft_worker: bool = False, **f
         device=device,
         is_draft_worker=is_draft_worker,
         server_args=SimpleNamespace(**flags),
-        forward=lambda *args: model.forward(None, None, *args),
+        forward=lambda *args, **keys: model.forward(None, None, *args, **keys),
     )
 
 

@@ -125,7 +125,7 @@ def run(case: Case) -> dict[str, Any]:
     masked = case.convention == MASKED
     renumbers = case.places is not None or case.amd
     layer = Layer(
-        0,
+        3,
         config,
         None,
         convention=case.convention,
@@ -138,8 +138,8 @@ def run(case: Case) -> dict[str, Any]:
     info, owner = make_places(case.places)
     chosen = select(logits, plan, layer.router, Batch(valid), backend="reference")
 
-    told: list[torch.Tensor] = []
-    capturer = SimpleNamespace(capture=lambda layer_id, topk_indices: told.append(topk_indices))
+    told: list[tuple[int, torch.Tensor]] = []
+    capturer = SimpleNamespace(capture=lambda layer_id, topk_indices: told.append((layer_id, topk_indices)))
     topk.get_global_experts_capturer = lambda: capturer
     install(layer)
     if masked:
@@ -159,7 +159,7 @@ def run(case: Case) -> dict[str, Any]:
     places = EXPERTS + case.shared if info is None else len(owner)
     problems = check(ids, weights, places, case.convention)
     columns = chosen.topk_ids.shape[1]
-    if not masked and not (len(told) == 1 and torch.equal(told[0][:, :columns], chosen.topk_ids)):
+    if not masked and not ([one[0] for one in told] == [3] and torch.equal(told[0][1][:, :columns], chosen.topk_ids)):
         problems.append("what is returned as routed experts is what was chosen")
     if case.plan == "vanilla" and not (masked or case.tied):
         own = topk.select_experts(hidden, logits, config, layer_id=0)

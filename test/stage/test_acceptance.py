@@ -95,6 +95,16 @@ def test_however_many_verifications_come_at_once_the_same_number_is_remembered()
     assert MEMORY / 2 < acceptance._verified <= MEMORY
 
 
+def test_a_change_is_logged_when_it_is_large(caplog):
+    """Small changes add up, because the estimate is compared with the one that was logged last."""
+    shares = iter([60 / 64, 55 / 64])
+    acceptance = Acceptance(WIDTH, lambda: next(shares))
+    with caplog.at_level("INFO"):
+        assert acceptance.begin_forward()
+        assert acceptance.begin_forward()
+    assert caplog.messages == ["Expert policy: drafts accepted with chance 0.86 now, 0.98 before"]
+
+
 def test_a_result_counts_once():
     """Of a request's totals what is new: one result may be of a prefill, and a retracted request goes on."""
     acceptance, request = Acceptance(WIDTH), make_request()

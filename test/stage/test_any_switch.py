@@ -143,6 +143,9 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     with pytest.raises(ValueError, match=line), caplog.at_level(logging.INFO):
         switch(installed, schedule(POLICIES["oea"]), reporter)
     assert "Expert policy: no switch; until now active experts: " in caplog.text, "counts that no other line reports"
+    levels = [record.levelname for record in caplog.records if "captured either" in record.message]
+    assert levels == ["ERROR"] * (failures == 2)
+    assert caplog.text.count("Expert policy: a capture of CUDA graphs failed") == failures
     assert (installed.in_force, installed.last_switch.number) == (in_force, 0)
     assert find_faults(installed) == []
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])

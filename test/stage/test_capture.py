@@ -8,7 +8,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from selection.launched import forgets
 from sglang_xshare import Router, build_plan, hooks, select
-from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, RefuseHostData, forward_batch, gathered_batches, outcomes
+from stage.fake import (
+    EXPERTS,
+    TOP_K,
+    XSHARE,
+    Gather,
+    Model,
+    RefuseHostData,
+    forward_batch,
+    gathered_batches,
+    outcomes,
+    run,
+)
 
 __all__ = ["forgets"]
 pytestmark = pytest.mark.usefixtures("forgets")
@@ -62,6 +73,23 @@ def test_step_of_many_ranks_never_waits_for_the_device(attach, monkeypatch):
             with RefuseHostData():
                 model.forward(None, None, batch)
             assert model.routed[0][1].shape == (24, TOP_K)
+
+
+def test_a_step_counts_where_the_one_before_did(attach, monkeypatch, tmp_path):
+    """A replay writes to the tensors of its capture, also after a report, a comparison and a switch."""
+    monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)  # as on a GPU
+    model = Model(1)
+    installed = attach(model, **XSHARE, tp_size=2, expert_policy_trace=str(tmp_path / "trace"))
+    trace, agreement = installed.trace, installed.agreement
+    agreement._gather = lambda own, ranks: own.repeat(ranks)
+    written = []
+    for _ in range(2):
+        run(model, "decode", 4, alone=True)
+        written.append([installed.acting.counters.totals, trace.ring, trace.recorded, agreement._checksum])
+        trace.write()
+        agreement.compare()
+        agreement.begin()
+    assert all(now is before for before, now in zip(*written, strict=True))
 
 
 def test_orders_of_many_layers_stay_on_the_device():

@@ -63,13 +63,17 @@ def serve(attach, monkeypatch):
     return start
 
 
-def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog):
+@pytest.mark.parametrize(("is_first", "level"), [(True, "ERROR"), (False, "DEBUG")])
+def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog, monkeypatch, is_first, level):
+    """On every rank; the first one's log has the error."""
     served = serve()
+    monkeypatch.setattr("sglang_xshare.stage.switch.is_first_rank", lambda: is_first)
     assert served.decode() == [True] * 3
     served.differs = [1]
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.DEBUG):
         assert served.decode() == [True] * 3
-    (record,) = caplog.records
+    (record,) = (record for record in caplog.records if WHICH in record.message)
+    assert record.levelname == level
     assert record.message.startswith(f"Expert policy: {WHICH}: ")
     assert record.message.endswith("; vanilla from the next step on")
     for _ in range(8):
@@ -95,6 +99,7 @@ def test_what_is_posted_later_is_compared_at_once(serve):
     served.post(PLANS[0])
     served.differs = [1]
     assert (served.decode(), served.decode()) == ([True] * 3, [False] * 3)
+    assert (served.stage.last_switch.number, served.stage.last_switch.posted) == (2, 1)
     served.differs = []
     served.post(PLANS[0])
     assert served.stage.last_switch.disagreement is None

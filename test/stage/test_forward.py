@@ -48,17 +48,19 @@ def test_no_frame_outlives_its_forward(attach):
         assert hooks._stage.current_frame.frame is None
 
 
-def test_a_router_without_rows_selects_with_the_others_before_it_answers():
+@pytest.mark.parametrize(("has_layer", "is_among_ranks"), [(True, True), (False, True), (True, False)])
+def test_a_router_without_rows_selects_with_the_others_before_it_answers(has_layer, is_among_ranks):
     order: list[Any] = []
     layer = SimpleNamespace(join=lambda *args: order.append(args))
     router = SimpleNamespace(
-        topk_config=SimpleNamespace(layer=layer),
+        topk_config=SimpleNamespace(**{"layer": layer} if has_layer else {}),
         empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs)),
     )
-    ranks = SimpleNamespace(num_experts=32)
+    ranks = SimpleNamespace(num_experts=32) if is_among_ranks else None
     wrap_router(router, SimpleNamespace(device="cpu", in_force=SimpleNamespace(ranks=ranks)))
     router.empty_topk_output("cpu", layer_id=3)
-    assert order == [(32, "cpu"), (("cpu",), {"layer_id": 3})]
+    joined = [(32, "cpu")] if has_layer and is_among_ranks else []
+    assert order == [*joined, (("cpu",), {"layer_id": 3})]
 
 
 def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(attach):

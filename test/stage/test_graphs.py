@@ -297,6 +297,7 @@ def test_the_same_policy_at_another_estimate_is_no_other_for_graphs_without_numb
     auto = {"policy": "custom", "k0": 1, "budget": 4, "scope": "request", "acceptance": "auto"}
     graphs, former, _ = capture(auto)
     assert not read(graphs)
+    graphs.weigh(former, 0.25)  # which has nowhere to write it
     assert not graphs.find_changes(InForce(former.schedule.weigh(0.25), BATCHES)).misfits
     [reason] = graphs.find_changes(make_plans(auto | {"budget": 5})).misfits
     assert "no buffer holds" in reason

@@ -19,6 +19,7 @@ from stage.fake import (
     Gather,
     Model,
     bind,
+    forward_batch,
     gathered_batches,
     outcomes,
     run,
@@ -93,6 +94,7 @@ def test_decode_selects_in_every_layer(attach):
     run(model, "decode", 16)
     assert all(count <= 16 + 2 for count in count_experts(model))
     assert outcomes(installed) == {"policy": 1}
+    assert installed.agreement is None, "one rank has no other to compare with"
     assert installed.acting.counters.totals[:, STEPS].tolist() == [1, 1, 1]
     # Counted by the stage, and by what the runner receives.
     assert installed.acting.counters.totals[:, AFTER].tolist() == count_experts(model)
@@ -273,6 +275,14 @@ def test_another_models_config_is_returned_untouched(attach):
     assert draft.forward == forward
     assert hooks.route(draft.configs[0], None) is draft.configs[0]
     assert outcomes(installed) == {}
+
+
+def test_a_forward_batch_may_be_passed_by_its_name(attach):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    model.logits = torch.randn(4, EXPERTS)
+    model.runner.forward(forward_batch=forward_batch("decode", 4))
+    assert outcomes(installed) == {"policy": 1}
 
 
 def test_wrapped_forward_keeps_its_signature(attach):

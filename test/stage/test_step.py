@@ -74,10 +74,10 @@ def place_drafts(batch, positions):
 
 def test_a_verify_step_says_how_deep_drafts_are():
     """Requests of 4 rows: a chain after 7 tokens, a tree after 100, and padding."""
-    batch = place_drafts(forward_batch("verify", 12, 3, padding=4), [7, 8, 9, 10, 100, 101, 101, 102, 0, 0, 0, 0])
+    batch = place_drafts(forward_batch("verify", 12, 3, padding=4), [7, 8, 9, 10, 100, 101, 101, 102, 9, 3, 4, 10])
     batch.out_cache_loc[:8] += 1
     step = read_step(batch, mask_padding=True, by_depth=True)
-    assert step.batch.depth.tolist() == [0, 1, 2, 3, 0, 1, 1, 2, 0, 0, 0, 0]
+    assert step.batch.depth.tolist() == [0, 1, 2, 3, 0, 1, 1, 2, 0, 0, 0, 1]
     assert step.batch.depth.dtype == torch.int32
     assert step.batch.valid.tolist() == [True] * 8 + [False] * 4
     assert read_step(batch, mask_padding=True).batch.depth is None
@@ -193,7 +193,7 @@ def test_every_attention_dp_rank_reads_the_same_step(case, draft_tokens, read_st
         assert step.batch.valid.tolist() == [bool(flag) for flag in live for _ in range(tokens)]
 
 
-@pytest.mark.parametrize(("mode", "others"), [("decode", "prefill"), ("prefill", "idle"), ("prefill", "decode")])
+@pytest.mark.parametrize(("mode", "others"), [("decode", "prefill"), ("prefill", "idle"), ("prefill", "decode"), ("draft_extend", "draft_extend")])
 def test_no_attention_dp_rank_selects_while_one_prefills(mode, others, read_steps):
     assert read_steps(gathered_batches(mode, [3, 0], others=others)) == [None, None]
 

@@ -15,6 +15,7 @@ from sglang_xshare.stage.forward import wrap_calls
 from sglang_xshare.stage.graphs import Changes
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.reports import Reports
+from sglang_xshare.stage.switch import make_again
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run, runner
 from stage.switching import PLANS, decode, schedule, switch
@@ -79,8 +80,9 @@ def test_layers_batches_and_sizes_switch_too(attach, reporter):
     assert outcomes(installed) == {"policy": 2, "min_rows": 1, "override": 1}
 
 
-def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog):
-    model = Model()
+def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog, monkeypatch):
+    model, shown = Model(), []
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", shown.append)
     installed = attach(model, **XSHARE)
     for _ in range(3):
         decode(model, reporter)
@@ -91,6 +93,7 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
     assert f"switch 1: {json.dumps(former)} -> {json.dumps(latter)}; until now" in caplog.text
     assert f"{before.mean('experts_before'):.1f} -> {before.mean('experts_after'):.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
+    assert shown == [installed.in_force.plan], "in /server_info"
     assert installed.acting.logged.look()[0].layer_steps == installed.acting.since_switch.look()[0].layer_steps == 0
     plans = {
         sample.labels["policy"]: sample.value
@@ -131,6 +134,14 @@ def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
     assert outcomes(installed) == {"policy": 2, "observed": 2}
 
 
+def test_a_switch_back_counts_where_captured_graphs_do(attach, reporter):
+    installed = attach(Model(), expert_policy="observe")
+    former = installed.in_force
+    switch(installed, schedule(PLANS[0]), reporter)
+    assert not installed.in_force.lanes
+    assert make_again(installed, former).lanes is former.lanes
+
+
 def test_what_went_out_of_force_is_forgotten(attach, reporter):
     """Plans, schedules and what they have found: a server that switches for days must not grow."""
     model = Model()
@@ -167,6 +178,7 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
         counted.append(installed.acting.since_switch.look()[0])
     assert [line.count("fullest rank") for line in lines] == [1, 0, 1, 1]
     assert "active experts of the fullest rank: 16.0 -> 10.0" in lines[0]
+    assert lines[2].endswith(", active experts of the fullest rank: 16.0")
     assert counted[2].fullest_before == counted[2].fullest_after == 48, "under observe the model's own are active"
 
 

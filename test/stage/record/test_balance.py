@@ -20,6 +20,7 @@ def test_the_fullest_rank_for_every_reader():
     balance = make_balance()
     counters = Counters(2, "cpu", balance=balance)
     log, metrics = Reader(counters), Reader(counters)
+    totals = balance.totals
     counts = balance.count(make_tally([(9, 6), (8, 2)]))
     assert counts.tolist() == [[4, 4], [4, 2]]
     found = log.read()
@@ -29,6 +30,7 @@ def test_the_fullest_rank_for_every_reader():
     found, layers = metrics.look()
     assert (found.fullest_before, found.fullest_after) == (11, 7)
     assert [row[-2:] for row in layers] == [[4, 4], [7, 3]]
+    assert balance.totals is totals, "captured graphs count there"
 
 
 def test_a_step_without_a_live_row_counts_as_none():

@@ -190,6 +190,7 @@ def note(calls, name, function):
 
 def test_layers_with_other_experts_than_the_first_are_refused():
     counted = StepTally(Counters(2, "cpu"))
+    assert counted.of(0, torch.randn(0, 16)) is None, "a rank without rows"
     counted.of(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
         counted.of(1, torch.randn(4, 12))

@@ -12,6 +12,7 @@ from selection.launched import forgets
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.frame import PolicyBypassed
+from sglang_xshare.stage.lane import count_vanilla
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from sglang_xshare.stage.record.counters import AFTER, BEFORE, KEPT, ROWS
 from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
@@ -44,6 +45,13 @@ def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
         assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, *[0] * 5])] * 2
     before = expect(model.logits, VANILLA)[0]
     assert installed.acting.counters.totals.tolist() == [[1, before, before, 16, 16, *[0] * 5]] * 2
+
+
+def test_a_plans_counts_tell_those_of_vanilla():
+    """And stay as they are: the trace has both."""
+    counts = torch.arange(10.0)[None]
+    assert count_vanilla(counts).tolist() == [[0, 1, 1, 4, 4, 0, 6, 7, 7, 9]]
+    assert counts.tolist() == [[*range(10)]]
 
 
 def test_padding_is_not_observed(attach):

@@ -54,10 +54,23 @@ def test_page_ins_are_there_where_experts_are_paged(tmp_path):
     }
 
 
-def test_each_record_is_written_once_behind_what_was_there(tmp_path):
+def test_as_many_other_plans_have_names_of_their_own_in_the_same_ring(tmp_path):
+    """Captured graphs go on writing where the ring lies."""
+    trace, once = Trace(tmp_path / "trace.jsonl", [0], "cpu"), counts((1, 2, 1, 1.0, 1))
+    rings = []
+    for name in ("a", "b"):
+        trace.record(once, step(), {name: once})
+        trace.write()
+        rings.append(trace.ring)
+    assert rings[0] is rings[1]
+    assert [list(record["plans"]) for record in read(tmp_path / "trace.jsonl")] == [["a"], ["b"]]
+
+
+def test_each_record_is_written_once_behind_what_was_there(tmp_path, caplog):
     file = tmp_path / "trace.jsonl"
     file.write_text('{"step": "earlier"}\n')
     trace = Trace(file, [0], "cpu")
+    assert caplog.messages == [f"{file}: not empty; this run's steps are appended, numbered from 0 again"]
     trace.write()
     trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
     trace.write()

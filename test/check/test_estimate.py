@@ -112,7 +112,7 @@ def test_a_step_in_which_the_policy_does_not_act_is_drawn_without_it(policy, key
 
 def test_a_plan_that_the_model_cannot_have_is_refused(write):
     step = Step(read_weights(write(QWEN | {"norm_topk_prob": False})), read_flags(["--model", "x"]), 16, 1024)
-    with pytest.raises(ValueError, match="own_share = 0.75: must be used with a model that renormalizes"):
+    with pytest.raises(ValueError, match=r"own_share = 0\.75: must be used with a model that renormalizes"):
         step.read_policy("--compare", "xshare:k0=1,add=8,own_share=0.75", {})
 
 

@@ -41,9 +41,9 @@ def record(monkeypatch):
         launched: list[tuple[SelectionPlan, Budgets]] = []
         original = Layer.select
 
-        def note(layer: Layer, logits: Any, plan: Any, slots: Any, tally: Any, budgets: Any) -> Any:
+        def note(layer: Layer, logits: Any, plan: Any, batch: Any, slots: Any, tally: Any, budgets: Any) -> Any:
             launched.append((plan, budgets))
-            return original(layer, logits, plan, slots, tally, budgets)
+            return original(layer, logits, plan, batch, slots, tally, budgets)
 
         monkeypatch.setattr(layer, "select", functools.partial(note, layer))
         run(model, "decode", 8, alone=True)

@@ -193,7 +193,10 @@ def test_every_attention_dp_rank_reads_the_same_step(case, draft_tokens, read_st
         assert step.batch.valid.tolist() == [bool(flag) for flag in live for _ in range(tokens)]
 
 
-@pytest.mark.parametrize(("mode", "others"), [("decode", "prefill"), ("prefill", "idle"), ("prefill", "decode"), ("draft_extend", "draft_extend")])
+@pytest.mark.parametrize(
+    ("mode", "others"),
+    [("decode", "prefill"), ("prefill", "idle"), ("prefill", "decode"), ("draft_extend", "draft_extend")],
+)
 def test_no_attention_dp_rank_selects_while_one_prefills(mode, others, read_steps):
     assert read_steps(gathered_batches(mode, [3, 0], others=others)) == [None, None]
 

@@ -15,7 +15,7 @@ from sglang_xshare.stage.forward import wrap_calls
 from sglang_xshare.stage.graphs import Changes
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.reports import Reports
-from sglang_xshare.stage.switch import make_again
+from sglang_xshare.stage.switch import refresh
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run, runner
 from stage.switching import PLANS, decode, schedule, switch
@@ -139,7 +139,7 @@ def test_a_switch_back_counts_where_captured_graphs_do(attach, reporter):
     former = installed.in_force
     switch(installed, schedule(PLANS[0]), reporter)
     assert not installed.in_force.lanes
-    assert make_again(installed, former).lanes is former.lanes
+    assert refresh(installed, former).lanes is former.lanes
 
 
 def test_what_went_out_of_force_is_forgotten(attach, reporter):
@@ -178,7 +178,7 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
         counted.append(installed.acting.since_switch.look()[0])
     assert [line.count("fullest rank") for line in lines] == [1, 0, 1, 1]
     assert "active experts of the fullest rank: 16.0 -> 10.0" in lines[0]
-    assert lines[2].endswith(", active experts of the fullest rank: 16.0")
+    assert ", active experts of the fullest rank: 16.0, xshare would keep" in lines[2]
     assert counted[2].fullest_before == counted[2].fullest_after == 48, "under observe the model's own are active"
 
 

@@ -56,7 +56,7 @@ def test_a_policy_is_compared_on_the_same_batches():
 def test_command_measures_into_a_record(measure):
     """A budget of all experts draws what vanilla draws; of a random model no answer is right, and all differ."""
     policies = "xshare:k0=1,add=16", "xshare:k0=1,add=0"
-    points = measure(samples.main, "samples", *policies, *"--problems 24 --samples 2 --batch 4".split())
+    points = measure(samples.main, "samples", *policies, *["--problems", "24", "--samples", "2", "--batch", "4"])
     assert list(points) == ["vanilla", *policies]
     vanilla, full, few = points.values()
     assert {name: full[name] for name in samples.FIGURES} == {name: vanilla[name] for name in samples.FIGURES}

@@ -216,7 +216,8 @@ def test_the_first_step_of_another_depth_has_no_time():
 
 def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():
     shares = Shares(7)
-    acceptance = Acceptance(8, lambda: shares.pooled)
+    acceptance = Acceptance(4)
+    acceptance.follow(8, lambda: shares.pooled)
     start = acceptance.number
     while not acceptance.begin_forward():
         shares.count(3, [3, 0])  # accepted: 3 of 4 drafts

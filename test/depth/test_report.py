@@ -13,6 +13,7 @@ from sglang_xshare.depth import report as report_module
 from sglang_xshare.depth.report import DepthReport
 from sglang_xshare.live import control
 from sglang_xshare.live.replicas import merge
+from sglang_xshare.stage.acceptance import Acceptance
 from sglang_xshare.stage.stage import LastSwitch
 from sglang_xshare.upstream.drafts import SWITCHES, WORKER
 from sglang_xshare.upstream.ranks import share_first
@@ -153,7 +154,7 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     assert hooks._depth is not None
     assert hooks._depth.policy is policy
     assert policy._take_first_ranks is share_first, "ranks that decide by their own times wait for each other forever"
-    stage = SimpleNamespace(last_switch=LastSwitch(), acceptance=None)
+    stage = SimpleNamespace(last_switch=LastSwitch(), acceptance=Acceptance())
     monkeypatch.setattr(hooks, "_stage", stage)
     policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")
     assert stage.acceptance.width == 8

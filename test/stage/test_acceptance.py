@@ -98,7 +98,8 @@ def test_however_many_verifications_come_at_once_the_same_number_is_remembered()
 def test_a_change_is_logged_when_it_is_large(caplog):
     """Small changes add up, because the estimate is compared with the one that was logged last."""
     shares = iter([60 / 64, 55 / 64])
-    acceptance = Acceptance(WIDTH, lambda: next(shares))
+    acceptance = Acceptance(WIDTH)
+    acceptance.follow(WIDTH, lambda: next(shares))
     with caplog.at_level("INFO"):
         assert acceptance.begin_forward()
         assert acceptance.begin_forward()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..stage.acceptance import Acceptance
 from ..upstream.drafts import forward_counter, silence_switches
 from ..upstream.graphs import list_sizes
 from ..upstream.ranks import share_first
@@ -33,6 +32,6 @@ def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthR
     )
     if stage is not None:
         shares = policy.depths.shares
-        stage.acceptance = Acceptance(policy.candidate_steps[-1] + 1, lambda: shares.pooled)
+        stage.acceptance.follow(policy.candidate_steps[-1] + 1, lambda: shares.pooled)
     silence_switches()
     return DepthReport(policy)

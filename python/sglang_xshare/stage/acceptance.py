@@ -30,17 +30,24 @@ class Acceptance:
     chain, or in one path of a draft tree, plus one. Without speculative decoding, `width` is 1. The host counts the
     drafts. After the same forward, all ranks have the same estimate.
 
-    If the server changes the draft depth, the mean accepted length depends on the depth, so the requests' drafts are
-    not counted. Instead, `find_share` returns the share of drafts that were accepted, among the drafts whose
-    predecessors were all accepted. It returns None before the first draft.
+    If the server changes the draft depth, the mean accepted length depends on the depth. Then `follow` replaces the
+    counts of the requests' drafts.
     """
 
-    def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:
+    def __init__(self, width: int = 1) -> None:
         self.number = self._logged = MOST_LIKELY
         self.width = width
-        self._find_share = find_share
+        self._find_share: Callable[[], float | None] | None = None
         self._forwards = 0
         self._verified, self._accepted = float(FIRST), float(FIRST * (width - 1))
+
+    def follow(self, width: int, find_share: Callable[[], float | None]) -> None:
+        """Read the estimate from `find_share`, and count no more drafts.
+
+        `find_share` returns the share of drafts that were accepted, among the drafts whose predecessors were all
+        accepted. It returns None before the first draft.
+        """
+        self.width, self._find_share = width, find_share
 
     @property
     def estimate(self) -> float | None:
@@ -68,7 +75,7 @@ class Acceptance:
         return self.number != former
 
     def read(self) -> float:
-        """Return a new estimate. Use `find_share` if it is given, else the counts."""
+        """Return a new estimate, from the function that `follow` was given, else from the counts."""
         if self._find_share is not None:
             share = self._find_share()
             return self.number if share is None else find_nearest(share)

@@ -26,6 +26,13 @@ def policy(name: str, **keys: Any) -> tuple[str, ...]:
     return "--expert-policy", name, "--expert-policy-config", json.dumps(keys)
 
 
+def greedy(count: int, **more: Any) -> dict[str, Any]:
+    """The sampling parameters of a greedy answer of so many tokens."""
+    return {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **more}
+
+
+FULL = policy("xshare", k0=1, add=64, utility="full")
+"""Utility over all experts: of its own top-k's, a plan of so many could not change small batches, and would not run."""
 FOUR = {
     **{"1": {"policy": "oea", "k0": 3}, "2": {"policy": "pruned", "k0": 1}},
     "3": {"policy": "lynx-lat", "retain": 12},
@@ -38,8 +45,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "off": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "xshare": policy("xshare", k0=1, add=8),
-    # Utility over all experts: of its own top-k's, a plan of so many could not change small batches, and would not run.
-    "full budget": policy("xshare", k0=1, add=64, utility="full"),
+    "full budget": FULL,
     "four policies": policy("xshare", k0=1, add=4, layers=FOUR),
     "four more policies": policy("moe-spec", budget=12, phases=["decode"], layers=FOUR_MORE),
     "observe": policy("observe", plans=["xshare:k0=1,add=8", "xshare:k0=1,add=64", {"policy": "oea", "k0": 3}]),

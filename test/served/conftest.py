@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from served import host
-from served.answers import SERVERS, SIZES, ask
+from served.answers import SERVERS, SIZES, ask, make_server, read_prompts
 from served.ranks import serve
 from served.release import LATEST
 

@@ -42,6 +42,24 @@ def served(tiny_model, patched_release, pristine_release, tmp_path_factory, requ
 
 
 @pytest.fixture(scope="session")
+def prompts(tiny_model):
+    """Those of `read_prompts`."""
+    return read_prompts(tiny_model)
+
+
+@pytest.fixture
+def small_server(tiny_model, patched_release, tmp_path):
+    """Call it with flags for a server of the small checkpoint, not started yet, with its probe's and its trace's files.
+    Plugins that the test has put in `tmp_path` are the server's.
+    """
+
+    def make(*flags, release=LATEST, env=None):
+        return make_server(tiny_model, patched_release(release), flags, tmp_path, env)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def asked(tiny_model, patched_release, tmp_path_factory):
     """Call it with flags for the answers of a server, as `answers.ask` returns them. Tests of one file share a server
     if all arguments are equal; `hosted` installs the plugin of `host.py`.

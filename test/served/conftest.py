@@ -50,11 +50,11 @@ def prompts(tiny_model):
 @pytest.fixture
 def small_server(tiny_model, patched_release, tmp_path):
     """Call it with flags for a server of the small checkpoint, not started yet, with its probe's and its trace's files.
-    Plugins that the test has put in `tmp_path` are the server's.
+    Plugins that the test has put in `scratch` are the server's.
     """
 
-    def make(*flags, release=LATEST, env=None):
-        return make_server(tiny_model, patched_release(release), flags, tmp_path, env)
+    def make(*flags, release=LATEST, env=None, scratch=tmp_path):
+        return make_server(tiny_model, patched_release(release), flags, scratch, env)
 
     return make
 

@@ -1,6 +1,7 @@
 """Real servers, asked the same thing: what they answered, and what was counted in them."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -196,6 +197,11 @@ def read_plans(text: str) -> list[str]:
     samples = [sample for family in families for sample in family.samples if sample.name == "sglang:expert_policy_info"]
     assert {sample.value for sample in samples} <= {1}
     return [sample.labels["plan_hash"] for sample in samples]
+
+
+def read_affinity(text: str, name: str) -> list[float]:
+    """The values of a metric of expert affinity, by a regular expression for its name and labels."""
+    return [float(value) for value in re.findall(rf"^sglang:expert_affinity_{name}.* (\S+)$", text, re.MULTILINE)]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -19,6 +19,7 @@ TWO_OF_TWO = ("--tp", "4", "--attn-dp-size", "2")
 XSHARE: dict[str, Any] = {"policy": "xshare", "k0": 1, "add": 8}
 WIDE: dict[str, Any] = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
 PER_REQUEST = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
+PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 REQUESTS = (
     *((number, 0.0, 6 + 7 * number) for number in range(3)),  # one rank has two of them, and one is left alone
     *((number, 1.5 + 0.15 * number, 10 + number % 4 * 8) for number in range(3, 13)),  # they come while others decode
@@ -74,10 +75,6 @@ def live(call: dict[str, Any]) -> torch.Tensor:
     """[rows] bool by what the scheduler has synchronized: each rank's rows begin with its own, without padding."""
     live = [torch.arange(padded) < own for own, padded in zip(call["own"], call["padded"], strict=True)]
     return torch.cat(live)
-
-
-def experts(active: torch.Tensor) -> list[int]:
-    return active.nonzero().flatten().tolist()
 
 
 def check_load(answers: Answers) -> None:

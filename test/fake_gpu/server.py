@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,12 +17,14 @@ from typing import Any
 
 import requests
 
-from benchmark.common.server import die_with_parent
+from benchmark.common.paths import ROOT
+from benchmark.common.server import die_with_parent, free_port
 from fake_gpu.models import write_model
 from sglang_xshare.patching.tree import find_tree
 from sglang_xshare.upstream.release import is_since
 
-ROOT = Path(__file__).resolve().parents[2]
+FEW_GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph")
+XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 FLAGS = (
     *("--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"),
     *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.8"),
@@ -60,6 +61,12 @@ class Server:
     def post(self, path: str, body: Mapping[str, Any]) -> requests.Response:
         """The answer to a POST, whatever its status."""
         return requests.post(self.url + path, json=body, timeout=SECONDS)
+
+    def switch(self, policy: Mapping[str, Any]) -> dict[str, Any]:
+        """Switch the policy. Raises AssertionError if the server refuses it."""
+        answer = self.post("/expert_policy", policy)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def get(self, path: str) -> Any:
         """The JSON that a GET answers with."""
@@ -106,14 +113,19 @@ class Server:
         self.process.wait()
 
 
+def draft_eagle3(folder: Path) -> tuple[str, ...]:
+    """Write a small draft model. Returns the flags of EAGLE-3 with a chain of two of its drafts."""
+    flags = ("--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2", "--speculative-eagle-topk", "1")
+    draft = write_model("qwen3-moe-eagle3", folder)
+    return (*flags, "--speculative-num-draft-tokens", "3", "--speculative-draft-model-path", str(draft))
+
+
 def start_server(model: str | Path, folder: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
     """A server of one of `models` without weights, or of a folder. Raises RuntimeError with the end of its output."""
     (folder / "log").mkdir(parents=True)
     place = model if isinstance(model, Path) else write_model(model, folder)
     weights = () if isinstance(model, Path) else ("--load-format", "dummy")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(place), "--port", str(port)]
     with (folder / "output").open("wb") as file:
         process = subprocess.Popen(

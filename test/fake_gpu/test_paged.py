@@ -4,16 +4,17 @@ import json
 
 import pytest
 import requests
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmark.common.paths import TRAINED
 from fake_gpu.checks import NEEDS_PAGING, check, check_records, count_steps
 from fake_gpu.models import write_model
-from fake_gpu.weights import write_weights
+from fake_gpu.server import XSHARE
 
 pytestmark = NEEDS_PAGING
 LAYERS = 4
 PAGED = ("--enable-paged-experts", "--paged-experts-num-resident", "32")
-XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 
 
 def count_captured(server):
@@ -33,13 +34,13 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(serve):
     for rows, steps in ((7, 7), (16, 7), (12, 7), (1, 7)):
         assert count_steps(server.generate(rows)) == {(steps, 7)}
     assert count_eager(server) == 0
-    assert server.post("/expert_policy", {"policy": "vanilla"}).status_code == 200
+    server.switch({"policy": "vanilla"})
     server.generate(3)
     assert count_eager(server) == 0, "whatever four rows take fits the slots"
     assert count_steps(server.generate(7, 12)) == {(0, 11)}
     eager = count_eager(server)
     assert eager > 0, "seven rows may take more experts than there are slots: in waves"
-    assert server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 2}).status_code == 200
+    server.switch({"policy": "xshare", "k0": 1, "add": 2})
     assert count_steps(server.generate(7, 12)) == {(11, 11)}
     assert count_eager(server) == eager
     check(server, LAYERS, len(sizes))
@@ -56,9 +57,8 @@ def test_switches_that_graphs_cannot_follow_capture_the_sizes_that_fit(serve, tm
         ({"policy": "xshare", "k0": 1, "add": 4}, True, [8, 16]),
         (observe, True, [4]),
     ):
-        answer = server.post("/expert_policy", policy)
-        assert answer.status_code == 200, answer.text
-        assert (answer.json()["recaptured"], answer.json()["limits"]["captured_rows"]) == (recaptured, captured)
+        answer = server.switch(policy)
+        assert (answer["recaptured"], answer["limits"]["captured_rows"]) == (recaptured, captured)
         server.generate(7)
     check(server, LAYERS, 2 * 2)
 
@@ -73,7 +73,10 @@ def test_without_a_policy_graphs_are_sglangs(serve):
 def serve_small(serve, tmp_path, keys, **environment):
     """A server of 6 slots and graphs of 4 rows, whose selections are computed and told."""
     model = write_model("qwen3-moe-small", tmp_path)
-    write_weights(model, json.loads((model / "config.json").read_text()))
+    # SGLang refuses dummy weights with paged experts. Nothing computes with these.
+    drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.bfloat16)
+    drawn.save_pretrained(tmp_path / "weights")
+    (tmp_path / "weights" / "model.safetensors").rename(model / "model.safetensors")
     slots = ("--enable-paged-experts", "--paged-experts-num-resident", "6")
     plan = ("--expert-policy", "xshare", "--expert-policy-config", json.dumps(keys))
     graphs = ("--cuda-graph-bs-decode", "4", "--disable-prefill-cuda-graph")
@@ -86,7 +89,7 @@ def test_every_step_selects_by_the_plan_in_force(serve, tmp_path):
     server, seen = serve_small(serve, tmp_path, {"k0": 1, "add": 2, "free_residents": False}), 0
     for k0, graphs in ((1, True), (3, False), (1, True), (3, False)):
         keys = {"k0": k0, "add": 2, "free_residents": False}
-        assert server.post("/expert_policy", {"policy": "xshare", **keys}).status_code == 200
+        server.switch({"policy": "xshare", **keys})
         before = count_eager(server)
         server.generate(4, 12)
         assert (count_eager(server) == before) == graphs

@@ -8,10 +8,11 @@ import pytest
 
 from fake_gpu.checks import SINCE_0_5_23, SUMS, check, check_records
 from fake_gpu.models import write_model
+from fake_gpu.server import FEW_GRAPHS
 from sglang_xshare.live.client import Client
 
 LAYERS = 2
-SMALL = ("qwen3-moe-small", "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph")
+SMALL = ("qwen3-moe-small", *FEW_GRAPHS)
 PLANS = {"xshare": {"k0": 1, "add": 3}, "oea": {"k0": 2}}
 
 
@@ -53,7 +54,7 @@ def test_counts_are_the_references(serve_values):
     assert sums["exact_rows"] >= 4 * 2 * LAYERS
     assert {len(record["logits"]) for record in records} == {4, 5}
 
-    assert server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 1}).status_code == 200
+    server.switch({"policy": "xshare", "k0": 1, "add": 1})
     read()
     server.generate(3, 3)
     counts = read_counts(server)
@@ -66,7 +67,7 @@ def test_what_is_observed_is_the_references(serve_values):
     spellings = {policy: f"{policy}:" + ",".join(f"{k}={v}" for k, v in keys.items()) for policy, keys in PLANS.items()}
     server = start("observe", {"plans": list(spellings.values())})
     # The same again must leave the tensors that the graphs add to.
-    assert server.post("/expert_policy", {"policy": "observe", "plans": list(spellings.values())}).status_code == 200
+    server.switch({"policy": "observe", "plans": list(spellings.values())})
     server.generate(3, 3)
     Client(server.url).get_policy()  # which waits for the device
     sleep(5)  # an idle server brings its metrics up to date
@@ -141,9 +142,7 @@ def test_every_policy_may_follow_every_other(serve_values):
     pairs = [(first, second) for first in range(len(POLICIES)) for second in range(first + 1, len(POLICIES))]
     recaptured = Counter()
     for policy in [*(POLICIES[one] for pair in pairs for one in pair), POLICIES[0]][1:]:
-        answer = server.post("/expert_policy", policy)
-        assert answer.status_code == 200, answer.text
-        recaptured[policy["policy"]] += answer.json()["recaptured"]
+        recaptured[policy["policy"]] += server.switch(policy)["recaptured"]
         read()
         server.generate(3, 3)
         keys = {name: value for name, value in policy.items() if name not in ("policy", "phases", "plans")}

@@ -9,10 +9,9 @@ import json
 import pytest
 
 from benchmark.common.paths import TRAINED
-from fake_gpu.checks import SINCE_0_5_23, check, count_steps
-from fake_gpu.server import ONE_POOL
+from fake_gpu.checks import SINCE_0_5_23, check, count_steps, list_selecting
+from fake_gpu.server import FEW_GRAPHS, ONE_POOL, XSHARE, draft_eagle3
 
-XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2, "glm-4-moe": 2}
 RECENT = {"deepseek-v4": 3, "minimax-m3": 2, "kimi-k3": None}
@@ -49,8 +48,7 @@ def test_switches(serve):
         ({"policy": "vanilla"}, 0),
         ({"policy": "xshare", "k0": 1, "add": 6}, 7),
     ):
-        answer = server.post("/expert_policy", policy)
-        assert answer.status_code == 200, answer.text
+        server.switch(policy)
         assert count_steps(server.generate(7)) == {(steps, 7)}
     refused = {"policy": "lynx-acc", "confidence": 0.5, "recapture": False}
     assert server.post("/expert_policy", refused).status_code == 400
@@ -62,7 +60,7 @@ def test_a_pool_of_a_size_that_no_list_has(serve):
     """SGLang captures it beside those of the list that are smaller, and its graph follows a switch as theirs do."""
     server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--max-running-requests", "6")
     assert server.get("/expert_policy")["limits"]["captured_rows"] == [1, 4, 6]
-    answer = server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 2}).json()
+    answer = server.switch({"policy": "xshare", "k0": 1, "add": 2})
     assert (answer["recaptured"], answer["add"]) == (False, 2)
     assert count_steps(server.generate(5)) == {(7, 7)}
     check(server, LAYERS["qwen3-moe"])
@@ -70,23 +68,19 @@ def test_a_pool_of_a_size_that_no_list_has(serve):
 
 def test_weights_are_updated_and_graphs_captured_anew(serve):
     server = serve(TRAINED, *XSHARE, *GRAPHS)
-    assert server.post("/expert_policy", {"policy": "vanilla"}).status_code == 200
+    server.switch({"policy": "vanilla"})
     body = {"model_path": str(TRAINED), "load_format": "auto", "recapture_cuda_graph": True}
     answer = server.post("/update_weights_from_disk", body)
     assert answer.status_code == 200, answer.text
-    assert server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 6}).status_code == 200
+    server.switch({"policy": "xshare", "k0": 1, "add": 6})
     assert count_steps(server.generate(7)) == {(7, 7)}
-    selecting = [kernels["select_kernel"] for kernels in server.read_captures() if kernels["select_kernel"]]
-    assert len(selecting) == 4  # the sizes 4 and 8, both times
+    assert sum(map(bool, list_selecting(server))) == 4  # the sizes 4 and 8, both times
     check(server, 4)
 
 
 @pytest.mark.parametrize("policy", ["oea:k0=3", "lynx-acc:confidence=0.5"])
 def test_other_policies(serve, policy):
-    name, _, keys = policy.partition(":")
-    config = {key: float(value) for key, value in (pair.split("=") for pair in keys.split(","))}
-    config = {key: int(value) if value == int(value) else value for key, value in config.items()}
-    server = serve("qwen3-moe", "--expert-policy", name, "--expert-policy-config", json.dumps(config), *GRAPHS)
+    server = serve("qwen3-moe", "--expert-policy", policy, *GRAPHS)
     assert count_steps(server.generate(7)) == {(7, 7)}
     check(server, LAYERS["qwen3-moe"])
 
@@ -95,10 +89,10 @@ def test_observe(serve):
     plans = {"plans": ["xshare:k0=1,add=4", "oea:k0=3"]}
     server = serve("qwen3-moe", "--expert-policy", "observe", "--expert-policy-config", json.dumps(plans), *GRAPHS)
     assert count_steps(server.generate(7)) == {(0, 7)}
-    assert server.post("/expert_policy", {"policy": "observe", **plans}).status_code == 200
+    server.switch({"policy": "observe", **plans})
     server.generate(7)
     check(server)
-    selecting = sorted(kernels["select_kernel"] for kernels in server.read_captures())
+    selecting = list_selecting(server)
     assert selecting == [3, 6, 6], "two plans in three layers; of one row both leave the model's routing, selected once"
 
 
@@ -106,7 +100,7 @@ def test_a_trace(serve, tmp_path):
     trace = tmp_path / "trace"
     server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--expert-policy-trace", str(trace))
     server.generate(7, 24)
-    assert server.post("/expert_policy", {"policy": "vanilla"}).status_code == 200
+    server.switch({"policy": "vanilla"})
     server.generate(7, 24)
     check(server, LAYERS["qwen3-moe"])
     assert trace.exists()
@@ -130,14 +124,7 @@ def test_programs_that_wait_for_each_other_are_launched_together(serve):
 
 
 def test_eagle3_in_a_server(serve, tmp_path):
-    from fake_gpu.models import write_model
-
-    draft = write_model("qwen3-moe-eagle3", tmp_path)
-    speculative = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2", "--speculative-eagle-topk", "1"]
-    speculative += ["--speculative-num-draft-tokens", "3", "--speculative-draft-model-path", str(draft)]
-    server = serve(
-        "qwen3-moe", *XSHARE, "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph", *speculative
-    )
+    server = serve("qwen3-moe", *XSHARE, *FEW_GRAPHS, *draft_eagle3(tmp_path))
     metas = server.generate(3)
     assert all(steps == total for steps, total in count_steps(metas)), metas
     check(server, LAYERS["qwen3-moe"])

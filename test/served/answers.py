@@ -1,6 +1,7 @@
 """Real servers, asked the same thing: what they answered, and what was counted in them."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,13 @@ def policy(name: str, **keys: Any) -> tuple[str, ...]:
     return "--expert-policy", name, "--expert-policy-config", json.dumps(keys)
 
 
+def greedy(count: int, **more: Any) -> dict[str, Any]:
+    """The sampling parameters of a greedy answer of so many tokens."""
+    return {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **more}
+
+
+FULL = policy("xshare", k0=1, add=64, utility="full")
+"""Utility over all experts: of its own top-k's, a plan of so many could not change small batches, and would not run."""
 FOUR = {
     **{"1": {"policy": "oea", "k0": 3}, "2": {"policy": "pruned", "k0": 1}},
     "3": {"policy": "lynx-lat", "retain": 12},
@@ -38,8 +46,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "off": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "xshare": policy("xshare", k0=1, add=8),
-    # Utility over all experts: of its own top-k's, a plan of so many could not change small batches, and would not run.
-    "full budget": policy("xshare", k0=1, add=64, utility="full"),
+    "full budget": FULL,
     "four policies": policy("xshare", k0=1, add=4, layers=FOUR),
     "four more policies": policy("moe-spec", budget=12, phases=["decode"], layers=FOUR_MORE),
     "observe": policy("observe", plans=["xshare:k0=1,add=8", "xshare:k0=1,add=64", {"policy": "oea", "k0": 3}]),
@@ -190,6 +197,11 @@ def read_plans(text: str) -> list[str]:
     samples = [sample for family in families for sample in family.samples if sample.name == "sglang:expert_policy_info"]
     assert {sample.value for sample in samples} <= {1}
     return [sample.labels["plan_hash"] for sample in samples]
+
+
+def read_affinity(text: str, name: str) -> list[float]:
+    """The values of a metric of expert affinity, by a regular expression for its name and labels."""
+    return [float(value) for value in re.findall(rf"^sglang:expert_affinity_{name}.* (\S+)$", text, re.MULTILINE)]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

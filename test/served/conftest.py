@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from served import host
-from served.answers import SERVERS, SIZES, ask
+from served.answers import SERVERS, SIZES, ask, make_server, read_prompts
 from served.ranks import serve
 from served.release import LATEST
 
@@ -39,6 +39,24 @@ def served(tiny_model, patched_release, pristine_release, tmp_path_factory, requ
             return answers
 
     return lambda name, release=LATEST: run(name, release)
+
+
+@pytest.fixture(scope="session")
+def prompts(tiny_model):
+    """Those of `read_prompts`."""
+    return read_prompts(tiny_model)
+
+
+@pytest.fixture
+def small_server(tiny_model, patched_release, tmp_path):
+    """Call it with flags for a server of the small checkpoint, not started yet, with its probe's and its trace's files.
+    Plugins that the test has put in `scratch` are the server's.
+    """
+
+    def make(*flags, release=LATEST, env=None, scratch=tmp_path):
+        return make_server(tiny_model, patched_release(release), flags, scratch, env)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,11 @@ def eagle(model: Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
     return speculative_flags(f"{model}-eagle3", *shape)
 
 
+def experts(active):
+    """The numbers of the experts that a mask [experts] has."""
+    return active.nonzero().flatten().tolist()
+
+
 def compute(call, keys, batch, rank_of_expert=None):
     """The reference selection over a recorded call."""
     return select(read_logits(call), build_plan(dict(keys)), Router(TOP_K), batch, rank_of_expert, backend="reference")
@@ -33,12 +38,11 @@ def check_verified(calls, routers, choose):
         keys, depth = choose(call)
         batch, plan = Batch(tokens_per_request=DRAFT_TOKENS, depth=depth), build_plan("xshare", **keys)
         selections.append(select(read_logits(call), plan, routers[call["layer"]], batch, backend="reference"))
-        assert call["active"] == selections[-1].active.nonzero().flatten().tolist()
+        assert call["active"] == experts(selections[-1].active)
     assert any(int(one.vanilla_active.sum()) > int(one.active.sum()) for one in selections)
     return selections
 
 
 def select_again(call, keys, tokens_per_request=1, rank_of_expert=None):
     """The active experts of a policy in a recorded call, by the reference selection."""
-    selection = compute(call, keys, Batch(tokens_per_request=tokens_per_request), rank_of_expert)
-    return selection.active.nonzero().flatten().tolist()
+    return experts(compute(call, keys, Batch(tokens_per_request=tokens_per_request), rank_of_expert).active)

@@ -64,6 +64,11 @@ LATENT = {
     "kv_lora_rank": 256,  # with the next, a width that upstream's Triton attention knows
     **{"qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
 }
+PLAIN = {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32}
+WINDOWED = {
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": None,  # one for each of the two
+}
 GRANITE = {
     **{"num_local_experts": EXPERTS, "embedding_multiplier": 2.0, "logits_scaling": 3.0, "residual_multiplier": 0.5},
     "attention_multiplier": 0.2,
@@ -123,10 +128,7 @@ FAMILIES = {
         published={"swiglu_limit": 7.0},
         **LATENT_SERVER,
     ),
-    "Qwen3-MoE": named(
-        "Qwen3Moe",
-        {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32, "norm_topk_prob": True},
-    ),
+    "Qwen3-MoE": named("Qwen3Moe", {**PLAIN, "norm_topk_prob": True}),
     "GLM-4.7-Flash": named(
         "Glm4MoeLite",
         {**LATENT, "q_lora_rank": 32, "n_group": 1, "topk_group": 1},
@@ -134,10 +136,7 @@ FAMILIES = {
         **LATENT_SERVER,
     ),
     "HunYuan v3": named(
-        "HYV3",
-        {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32},
-        {"scoring": "sigmoid"},
-        {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True},
+        "HYV3", PLAIN, {"scoring": "sigmoid"}, {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True}
     ),
     "HunYuan v1": named(
         "HunYuanMoEV1",
@@ -152,10 +151,10 @@ FAMILIES = {
     "Laguna": named(
         "Laguna",
         {
-            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
-            **{"moe_routed_scaling_factor": 2.5, "head_dim": 32, "num_attention_heads_per_layer": [4, 8, 4]},
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": None,  # one for each of the two
+            **PLAIN,
+            **WINDOWED,
+            **{"shared_expert_intermediate_size": 64, "moe_routed_scaling_factor": 2.5},
+            "num_attention_heads_per_layer": [4, 8, 4],
         },
         {"scoring": "sigmoid"},
         {"gating": "per-head"},
@@ -163,7 +162,8 @@ FAMILIES = {
     "EXAONE-MoE": named(
         "ExaoneMoe",
         {
-            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32, "sliding_window_pattern": 3},
+            **PLAIN,
+            "sliding_window_pattern": 3,
             "rope_parameters": {**ROTARY, "rope_theta": 1000000.0},  # which SGLang takes, whatever it reads
         },
         {"scoring": "sigmoid"},
@@ -181,14 +181,7 @@ FAMILIES = {
         {"scoring": "sigmoid"},
         {"first_k_dense_replace": 1},
     ),
-    "Mellum": named(
-        "Mellum",
-        {
-            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32},
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": None,  # one for each of the two
-        },
-    ),
+    "Mellum": named("Mellum", {**PLAIN, **WINDOWED}),
     "Granite-MoE shared": named("GraniteMoeShared", {**GRANITE, "shared_intermediate_size": 64}),
     "Granite 4": named(
         "GraniteMoeHybrid",

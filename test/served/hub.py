@@ -52,9 +52,7 @@ ON_HUB = {
     "Mellum": OnHub("JetBrains/Mellum2-12B-A2.5B-Instruct"),
     "MiniMax-M2": OnHub("MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code", without="its query and key norms"),
     "MiniMax-M3": OnHub(
-        "MiniMaxAI/MiniMax-M3 --tp 8",
-        untested="MiniMaxM3SparseForConditionalGeneration",
-        without="images",
+        "MiniMaxAI/MiniMax-M3 --tp 8", untested="MiniMaxM3SparseForConditionalGeneration", without="images"
     ),
     "Mixtral": OnHub("mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2"),
     "Nemotron 3": OnHub(

@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-from benchmark.common.server import Server
-from served.answers import LAYERS, make_server, policy, read_lines, read_metrics, read_prompts
+from benchmark.common.server import Server, bind_ranks
+from served.answers import LAYERS, greedy, make_server, policy, read_lines, read_metrics, read_prompts
 
-TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+TWO_CORES = bind_ranks(2)
 TWO, OLD_TWO = ("--tp", "2", "--attn-dp-size", "2"), ("--tp", "2", "--dp", "2", "--enable-dp-attention")
 FOUR = ("--tp", "4", "--attn-dp-size", "4")
 TWO_OF_TWO = ("--tp", "4", "--attn-dp-size", "2")
-XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
+XSHARE: dict[str, Any] = {"policy": "xshare", "k0": 1, "add": 8}
+WIDE: dict[str, Any] = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
 PER_REQUEST = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
+PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 REQUESTS = (
     *((number, 0.0, 6 + 7 * number) for number in range(3)),  # one rank has two of them, and one is left alone
     *((number, 1.5 + 0.15 * number, 10 + number % 4 * 8) for number in range(3, 13)),  # they come while others decode
@@ -50,10 +52,8 @@ def ask(server: Server, prompts: Sequence[str]) -> list[list[int]]:
     def generate(request: tuple[int, float, int]) -> list[int]:
         number, start, length = request
         time.sleep(start)
-        sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
-        return server.post("/generate", {"text": prompts[number], "sampling_params": sampling}, timeout=120)[
-            "output_ids"
-        ]
+        body = {"text": prompts[number], "sampling_params": greedy(length)}
+        return server.post("/generate", body, timeout=120)["output_ids"]
 
     alone = generate((15, 0.0, 5))
     with ThreadPoolExecutor(len(REQUESTS)) as threads:
@@ -63,8 +63,7 @@ def ask(server: Server, prompts: Sequence[str]) -> list[list[int]]:
 def serve(model: Path, tree: Path, flags: tuple[str, ...], scratch: Path) -> Answers:
     """What a server of several ranks does."""
     ranks = int(flags[flags.index("--tp") + 1])
-    cores = "|".join("01"[rank % 2] for rank in range(ranks))
-    server, probe, trace = make_server(model, tree, flags, scratch, {"SGLANG_CPU_OMP_THREADS_BIND": cores})
+    server, probe, trace = make_server(model, tree, flags, scratch, bind_ranks(ranks))
     with server:
         tokens = ask(server, read_prompts(model))
         calls = [[call for call in read_lines(probe) if call["rank"] == rank] for rank in range(ranks)]
@@ -76,10 +75,6 @@ def live(call: dict[str, Any]) -> torch.Tensor:
     """[rows] bool by what the scheduler has synchronized: each rank's rows begin with its own, without padding."""
     live = [torch.arange(padded) < own for own, padded in zip(call["own"], call["padded"], strict=True)]
     return torch.cat(live)
-
-
-def experts(active: torch.Tensor) -> list[int]:
-    return active.nonzero().flatten().tolist()
 
 
 def check_load(answers: Answers) -> None:

@@ -14,6 +14,7 @@ from benchmark.common.paths import TEXTS
 from benchmark.common.server import Server, ServerError, bind_ranks
 from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
+from served.answers import read_affinity
 
 REPLICAS, PER_REPLICA = 2, 8
 
@@ -54,12 +55,9 @@ def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model, table):
     assert other.own.replicas != one.own.replicas
     # 16 at once, and at most 1.25 of the mean: 10 beside 6, but for moments in which a client has not asked again.
     assert other.own.imbalance < 1.3
-    lines = other.metrics.splitlines()
-    counted = [line for line in lines if line.startswith("sglang:expert_affinity_requests_total")]
-    assert sum(float(line.split()[-1]) for line in counted) == 96
-    assert any('reason="affinity"' in line for line in counted)
-    running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
-    assert len(running) == REPLICAS
+    assert sum(read_affinity(other.metrics, "requests_total")) == 96
+    assert read_affinity(other.metrics, 'requests_total{.*reason="affinity"')
+    assert len(read_affinity(other.metrics, "running_requests")) == REPLICAS
     assert "Expert affinity: " in other.log
     # Under a policy both decode the same text from fewer experts.
     for served in (one, other):
@@ -77,9 +75,7 @@ def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model, table
             with pytest.raises(ServerError, match="longer than the model's context length"):
                 server.post("/generate", {"rid": "mine", "input_ids": [1] * 9000})
             server.post("/generate", {"rid": "mine", "text": "a", "sampling_params": {"max_new_tokens": 2}})
-            lines = server.get("/metrics").splitlines()
-            running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
-            assert sum(float(line.split()[-1]) for line in running) == 1
+            assert sum(read_affinity(server.get("/metrics"), "running_requests")) == 1
 
 
 @pytest.mark.long

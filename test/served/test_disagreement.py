@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import requests
 
+from benchmark.common.server import bind_ranks
 from served import disagree
-from served.answers import SERVERS, make_server, parse_metrics, read_plans, read_prompts, say_together
+from served.answers import SERVERS, parse_metrics, read_plans, say_together
 from served.load import post, wait_for
 from served.ranks import TWO_CORES, XSHARE
-from served.release import LATEST
 from sglang_xshare.live import PATH
 
 WHICH = "ranks [1] have selected other experts than the first"
@@ -32,11 +32,9 @@ def make_ranks_disagree(server, prompts, env):
 
 
 @pytest.mark.long
-def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, patched_release, tmp_path, served):
+def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(small_server, prompts, tmp_path, served):
     env = TWO_CORES | disagree.put(tmp_path)
-    server, probe, _ = make_server(tiny_model, patched_release(LATEST), RANKS, tmp_path, env)
-    prompts = read_prompts(tiny_model)
-
+    server, probe, _ = small_server(*RANKS, env=env)
     with server:
         assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         make_ranks_disagree(server, prompts, env)
@@ -50,11 +48,9 @@ def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, p
 
 
 @pytest.mark.long
-def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched_release, tmp_path):
-    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"} | disagree.put(tmp_path)
-    flags = (*RANKS, "--dp-size", "2")
-    server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
-    prompts = read_prompts(tiny_model)
+def test_a_replica_that_fell_back_is_switched_with_the_other(small_server, prompts, tmp_path):
+    env = bind_ranks(4) | disagree.put(tmp_path)
+    server, _, _ = small_server(*RANKS, "--dp-size", "2", env=env)
 
     def read_policies():
         states = server.get("/server_info")["internal_states"]
@@ -76,17 +72,17 @@ def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched
 
 
 @pytest.mark.parametrize("line", [BYPASSED, pytest.param(WHICH, marks=pytest.mark.long)], ids=["bypass", "flag"])
-def test_the_server_ends(line, tiny_model, patched_release, tmp_path):
+def test_the_server_ends(line, small_server, prompts, tmp_path):
     """A layer that bypasses the stage ends it, and a disagreement where its flag says so."""
     if line == WHICH:
         flags, env = (*RANKS, "--expert-policy-on-disagreement", "stop"), TWO_CORES | disagree.put(tmp_path)
     else:
         flags, env = SERVERS["xshare"], {"EXPERT_PROBE_BYPASS": "2"}
-    server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
+    server, _, _ = small_server(*flags, env=env)
     with server:
         Path(env.get("DISAGREE", tmp_path / "unused")).touch()
         with pytest.raises(requests.RequestException):
-            server.generate(read_prompts(tiny_model), max_new_tokens=20, ignore_eos=True)
+            server.generate(prompts, max_new_tokens=20, ignore_eos=True)
         wait_for(server.returncode)
     assert server.log_text().count(line) == 1
     assert line == BYPASSED or "Scheduler hit an exception" not in server.log_text()

@@ -8,21 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from served.answers import LAYERS, policy
-from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, compute, eagle
+from served.answers import FULL, LAYERS
+from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, compute, eagle, experts
 from served.probe import read_logits
-from served.ranks import (
-    FOUR,
-    OLD_TWO,
-    PER_REQUEST,
-    TWO,
-    TWO_OF_TWO,
-    XSHARE,
-    check_load,
-    experts,
-    keys_of,
-    live,
-)
+from served.ranks import FOUR, OLD_TWO, PER_RANK, PER_REQUEST, TWO, TWO_OF_TWO, XSHARE, check_load, keys_of, live
 from served.release import LATEST, OLDEST
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -30,7 +19,6 @@ from sglang_xshare import Batch, Router, build_plan, select
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DEEPEP = ("--moe-a2a-backend", "deepep")
-PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 RANK_OF_EXPERT = [expert // 16 for expert in range(64)]
 
 
@@ -91,7 +79,7 @@ def test_four_ranks_select_alike_also_where_rows_are_not_padded(ranked):
 
 def test_full_budget_answers_as_unpatched(ranked):
     """Two ranks of tensor parallelism in each of two groups: the verification below has one in each."""
-    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *TWO_OF_TWO)
+    served = ranked(*FULL, *TWO_OF_TWO)
     unpatched = ranked(*TWO, patched=False)
     check_load(unpatched)
     assert not any(call["stage"] for calls in unpatched.steps for call in calls)
@@ -108,7 +96,7 @@ def test_verification_groups_by_request_across_ranks(ranked, tiny_model):
 
 
 def test_full_budget_verifies_as_unpatched_without_speculation(ranked, tiny_model):
-    served = ranked(*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64, utility="full"), *TWO)
+    served = ranked(*eagle(tiny_model, CHAIN), *FULL, *TWO)
     wanted = ranked(*TWO, patched=False).tokens
     # A request may end within a verified draft: upstream hands out what it has.
     assert [tokens[: len(own)] for tokens, own in zip(served.tokens, wanted, strict=True)] == wanted
@@ -186,6 +174,6 @@ def test_dispatched_verification_groups_by_request_across_ranks(ranked, tiny_mod
 
 
 def test_dispatched_at_full_budget_it_answers_as_unpatched(ranked):
-    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *TWO, *DEEPEP)
+    served = ranked(*FULL, *TWO, *DEEPEP)
     assert served.tokens == ranked(*TWO, *DEEPEP).tokens == ranked(*TWO, patched=False).tokens
     assert served.metrics["steps policy"] > 0

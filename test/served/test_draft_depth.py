@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from served.answers import LAYERS, make_server, read_all, read_lines, read_prompts, read_tokens
+from served.answers import LAYERS, make_server, read_all, read_lines, read_tokens
 from served.eagle import eagle, select_again
 from served.ranks import PER_REQUEST, TWO_CORES, keys_of
 from served.release import LATEST
@@ -35,22 +35,15 @@ def adapt(tiny_model, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def serve(tiny_model, patched_release, tmp_path_factory):
-    def make(flags, release=LATEST, env=None):
-        return make_server(tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("server"), env)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def at_a_fixed_depth(tiny_model, serve):
+def at_a_fixed_depth(tiny_model, prompts, patched_release, tmp_path_factory):
     """Call it with a release for the answers to four prompts at one depth."""
 
     @cache
     def run(release):
-        server, _, _ = serve(eagle(tiny_model), release)
+        scratch = tmp_path_factory.mktemp("server")
+        server, _, _ = make_server(tiny_model, patched_release(release), eagle(tiny_model), scratch)
         with server:
-            return generate(server, read_prompts(tiny_model)[:4])
+            return generate(server, prompts[:4])
 
     return run
 
@@ -77,13 +70,13 @@ def check_selected(calls, plan):
 
 @pytest.mark.parametrize("release", ["0.5.21", LATEST])
 def test_greedy_answers_at_changing_depths_are_those_at_a_fixed_one(
-    release, serve, adapt, tiny_model, at_a_fixed_depth
+    release, small_server, adapt, prompts, at_a_fixed_depth
 ):
     """In float32, token for token, without a policy, whose choice would follow the width."""
-    prompts, expected = read_prompts(tiny_model)[:4], at_a_fixed_depth(release)
-    server, probe, _ = serve((*adapt(), *THROUGHPUT), release)
+    expected = at_a_fixed_depth(release)
+    server, probe, _ = small_server(*adapt(), *THROUGHPUT, release=release)
     with server:
-        assert generate(server, prompts) == expected
+        assert generate(server, prompts[:4]) == expected
         assert generate(server, prompts[:1]) == expected[:1]
         metrics = server.get("/metrics")
     assert widths(read_verified(probe)) == WIDTHS
@@ -92,16 +85,15 @@ def test_greedy_answers_at_changing_depths_are_those_at_a_fixed_one(
     assert set(re.findall(r'expert_policy_draft_depth{batch_size="(\d+)"', metrics)) >= {"1", "4"}
 
 
-def test_a_policy_selects_by_the_width_at_hand_and_a_switch_forgets_the_times(serve, adapt, tiny_model):
-    server, probe, _ = serve((*adapt(), *keys_of(XSHARE)))
-    prompts = read_prompts(tiny_model)[:4]
+def test_a_policy_selects_by_the_width_at_hand_and_a_switch_forgets_the_times(small_server, adapt, prompts):
+    server, probe, _ = small_server(*adapt(), *keys_of(XSHARE))
 
     def read_size():
         told = server.get("/expert_policy")["draft_depth"]["batch_sizes"]
         return next(one for one in told if one["batch_size"] == 4)
 
     with server:
-        generate(server, prompts)
+        generate(server, prompts[:4])
         calls, size = read_verified(probe), read_size()
         assert size["depth"] in (0, *CANDIDATES)
         assert [one["depth"] for one in size["by_depth"]] == [0, *CANDIDATES]
@@ -115,13 +107,13 @@ def test_a_policy_selects_by_the_width_at_hand_and_a_switch_forgets_the_times(se
     assert len(calls) % LAYERS == 0
 
 
-def test_upstreams_own_depths_are_followed(serve, adapt, tiny_model):
+def test_upstreams_own_depths_are_followed(small_server, adapt, prompts):
     """Hysteresis chosen so that the server goes to and fro between one draft token and three."""
     steps = adapt(down_hysteresis=2.0, warmup_batches=1, update_interval=1)
-    server, probe, _ = serve((*steps, *keys_of(PER_REQUEST), "--expert-policy-draft-depth", "upstream"))
+    server, probe, _ = small_server(*steps, *keys_of(PER_REQUEST), "--expert-policy-draft-depth", "upstream")
     with server:
         for size in (16, 16, 1):
-            server.generate(read_prompts(tiny_model)[:size], max_new_tokens=20, ignore_eos=True)
+            server.generate(prompts[:size], max_new_tokens=20, ignore_eos=True)
         records, metrics = read_all(server, probe)
     calls = [call for call in records if call["mode"] == "TARGET_VERIFY"]
     assert widths(calls) == {2, 4}
@@ -130,12 +122,12 @@ def test_upstreams_own_depths_are_followed(serve, adapt, tiny_model):
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
 
 
-def test_acceptance_auto_is_served(serve, adapt, tiny_model):
-    server, probe, _ = serve((*adapt(), *keys_of(XSHARE | {"acceptance": "auto"})))
+def test_acceptance_auto_is_served(small_server, adapt, prompts):
+    server, probe, _ = small_server(*adapt(), *keys_of(XSHARE | {"acceptance": "auto"}))
     with server:
         before = server.get("/expert_policy")["estimated_acceptance"]
         for _ in range(3):
-            generate(server, read_prompts(tiny_model)[:4])
+            generate(server, prompts[:4])
         told = server.get("/expert_policy")
     shares = told["draft_depth"]["accepted"]
     assert told["estimated_acceptance"] != before
@@ -143,12 +135,12 @@ def test_acceptance_auto_is_served(serve, adapt, tiny_model):
     assert widths(read_verified(probe)) == WIDTHS
 
 
-def test_two_ranks_change_the_depth_together(serve, adapt, tiny_model, at_a_fixed_depth):
+def test_two_ranks_change_the_depth_together(small_server, adapt, prompts, at_a_fixed_depth):
     """Otherwise their tensors differ in shape, and a collective of theirs waits for ever or fails."""
     expected = at_a_fixed_depth(LATEST)
-    server, probe, _ = serve((*adapt(), *THROUGHPUT, "--tp", "2"), env=TWO_CORES)
+    server, probe, _ = small_server(*adapt(), *THROUGHPUT, "--tp", "2", env=TWO_CORES)
     with server:
-        assert generate(server, read_prompts(tiny_model)[:4]) == expected
+        assert generate(server, prompts[:4]) == expected
     calls = [call for call in read_lines(probe) if call["layer"] == 0]
     steps = [[(call["rows"], call["requests"]) for call in calls if call["rank"] == rank] for rank in range(2)]
     assert steps[0] == steps[1]

@@ -11,7 +11,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmark.common.speculative import speculative_flags
 from served import gemma, host
-from served.answers import LAYERS, NEW_TOKENS, ask, install_plugin, make_server, policy, read_all, read_tokens
+from served.answers import LAYERS, NEW_TOKENS, ask, greedy, install_plugin, make_server, policy, read_all, read_tokens
 from served.eagle import DRAFT_TOKENS, check_verified, select_again
 from served.families import answer, draw_prompts, make, read_routers
 from served.family import EXPERTS, FAMILIES
@@ -118,9 +118,8 @@ def test_an_assistant_drafts_for_gemma_4_and_drafts_count_by_their_depth(
     with server:
         full, budget = (generate(server, prompts[:size]) for size in (FULL, BUDGET))
         records, metrics = read_all(server, probe)
-        plainly = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-        exactly = plainly | {"custom_params": {"expert_policy": "exact"}}
-        mixed = generate(server, prompts, sampling_params=[exactly, plainly] * (BUDGET // 2))
+        exactly = greedy(NEW_TOKENS, custom_params={"expert_policy": "exact"})
+        mixed = generate(server, prompts, sampling_params=[exactly, greedy(NEW_TOKENS)] * (BUDGET // 2))
         server.post("/expert_policy", {"policy": "vanilla"})
         off = generate(server, prompts)
     assert read_tokens(full) == pristine[:FULL]
@@ -142,10 +141,8 @@ def test_an_assistant_drafts_for_gemma_4_and_drafts_count_by_their_depth(
     differing = 0
     for call, chosen in zip(verified, check_verified(verified, routers, choose), strict=True):
         keys, depths = choose(call, acceptance=1.0)
-        batch = Batch(tokens_per_request=DRAFT_TOKENS, depth=depths)
-        even = select(
-            read_logits(call), build_plan("xshare", **keys), routers[call["layer"]], batch, backend="reference"
-        )
+        batch, even_plan = Batch(tokens_per_request=DRAFT_TOKENS, depth=depths), build_plan("xshare", **keys)
+        even = select(read_logits(call), even_plan, routers[call["layer"]], batch, backend="reference")
         differing += not torch.equal(chosen.active, even.active)
     assert differing > 0, "depth decides something"
     check_counts(metrics, verified, len(routers))

@@ -3,7 +3,6 @@
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Event, Lock
@@ -14,10 +13,10 @@ import requests
 from transformers import AutoTokenizer
 
 from benchmark.common.server import Server, ServerError
-from served.answers import make_server, policy, read_metrics, read_prompts
+from served.answers import greedy, make_server, policy, read_metrics, read_prompts
 from served.eagle import CHAIN, TREES, eagle
 from served.load import post
-from served.ranks import OLD_TWO, TWO, TWO_CORES
+from served.ranks import OLD_TWO, TWO, TWO_CORES, keys_of
 from served.release import LATEST, OLDEST, make_env
 
 CLIENTS, EXACT_SHARE, ABORTED = 16, 0.25, 0.05
@@ -65,8 +64,7 @@ class Heard:
 
 
 def sample(count, said):
-    params = {"custom_params": {"expert_policy": said}} if said else {}
-    return {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **params}
+    return greedy(count, **({"custom_params": {"expert_policy": said}} if said else {}))
 
 
 def keep_asking(server, prompts, client, heard, ended):
@@ -129,8 +127,7 @@ def load(tiny_model, patched_release, tmp_path_factory):
     @cache
     def run(loaded):
         ranks, release, draft = loaded
-        keys = {name: value for name, value in XSHARE.items() if name != "policy"}
-        flags = [*policy("xshare", **keys), *ranks, *(eagle(tiny_model, draft) if draft else ())]
+        flags = [*keys_of(XSHARE), *ranks, *(eagle(tiny_model, draft) if draft else ())]
         flags += [] if ranks else TIGHT
         env = TWO_CORES if ranks else RETRACTING
         server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("load"), env)
@@ -184,22 +181,19 @@ def test_exact_answers_are_those_of_a_server_without_a_policy(release, load, tin
     assert wrong == dict.fromkeys(heard, 0)
 
 
-@contextmanager
 def serve(model, tree, name, *flags, **keys):
-    """Within it a server under a policy runs."""
+    """A server under a policy, not started yet."""
     args = [*policy("xshare", k0=1, add=4, **keys), *flags]
-    with Server(model, args, release=tree, name=name, deadline=600) as server:
-        yield server
+    return Server(model, args, release=tree, name=name, deadline=600)
 
 
-def test_priorities_and_the_live_default(tiny_model, patched_release):
+def test_priorities_and_the_live_default(tiny_model, prompts, patched_release):
     """Of at least a priority, or by default; a request's own word goes before both."""
     flags, exact = "--enable-priority-scheduling", {"priority": 10}
-    prompt = read_prompts(tiny_model)[0]
 
     def ask(server, said, priority):
         extra = {} if priority is None else {"priority": priority}
-        body = {"text": prompt, "sampling_params": sample(4, said), **extra}
+        body = {"text": prompts[0], "sampling_params": sample(4, said), **extra}
         return bool(server.post("/generate", body)["meta_info"]["expert_policy"].get("exact", False))
 
     with serve(tiny_model, patched_release(LATEST), "priority", flags, exact=exact) as server:
@@ -212,13 +206,12 @@ def test_priorities_and_the_live_default(tiny_model, patched_release):
         assert [ask(server, *one) for one in asked] == [False, False, False, False, True]
 
 
-def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patched_release):
+def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, prompts, patched_release):
     """They follow the policy, by whichever way they ask; the operator's own rule still makes requests exact."""
     flags, exact = ("--enable-priority-scheduling", "--expert-policy-ignore-client-exact"), {"priority": 10}
-    prompt = read_prompts(tiny_model)[0]
 
     def ask(server, said, **extra):
-        body = {"text": prompt, "sampling_params": sample(4, said), **extra}
+        body = {"text": prompts[0], "sampling_params": sample(4, said), **extra}
         told = server.post("/generate", body)["meta_info"]["expert_policy"]
         return told.get("exact"), told["steps"] > 0
 
@@ -226,7 +219,7 @@ def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patc
         assert ask(server, "exact") == ask(server, None, routing_key="a;expert_policy=exact") == (False, True)
         assert ask(server, None) == ask(server, "shared", priority=12) == (None, True)
         assert ask(server, None, priority=10) == ask(server, "exact", priority=12) == (True, False)
-        body = {"model": "default", "prompt": prompt, "max_tokens": 4, "custom_params": {"expert_policy": "exact"}}
+        body = {"model": "default", "prompt": prompts[0], "max_tokens": 4, "custom_params": {"expert_policy": "exact"}}
         assert server.post("/v1/completions", body)["sglext"]["expert_policy"]["exact"] is False
         body["custom_params"]["expert_policy"] = "exakt"
         assert requests.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-import torch
 
 from served import recent
-from served.answers import Answers, generate_together, install_plugin, make_server, policy, read_all, read_lines
-from served.families import answer, make, read_routers, select_in_decode
+from served.answers import Answers, install_plugin, make_server, policy, read_all, read_lines, say_together
+from served.families import answer, draw_prompts, make, read_routers, select_in_decode
 from served.family import EXPERTS, FAMILIES, ON_OLDER
 from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
@@ -64,9 +63,6 @@ class Run:
 def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
     """Call it with the names of a family and a release: each is served once, and alone."""
 
-    def draw_prompts(vocabulary):
-        return torch.randint(1, vocabulary, (BUDGET, 8), generator=torch.Generator().manual_seed(1)).tolist()
-
     def answer_pristine(name, flags, scratch):
         """Write a model that transformers lacks. Returns the answers of the release as published."""
         (scratch / "model").mkdir()
@@ -76,8 +72,7 @@ def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
         tree = pristine_release(LATEST)
         server, probe, _ = make_server(scratch / "model", tree, flags, scratch / "pristine", RECENT[name].env)
         with server:
-            answers = generate_together(server, probe, draw_prompts(VOCABULARY), TOKENS)
-        return [one["output_ids"] for one in answers]
+            return say_together(server, probe, draw_prompts(VOCABULARY, BUDGET), TOKENS)
 
     @cache
     def serve(name, release):
@@ -85,22 +80,21 @@ def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
         flags = ("--tokenizer-path", str(tiny_model))
         if name in RECENT:
             env, routers = RECENT[name].env, {layer: RECENT[name].read_router(layer) for layer in RECENT[name].layers}
-            flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY)
+            flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY, BUDGET)
             vanilla = answer_pristine(name, flags, scratch)
         else:
             family = (FAMILIES | HYBRIDS)[name]
             model = make(family, scratch / "model")
             publish(family, scratch / "model")
             env, routers, flags = family.env, read_routers(family, model), (*flags, *family.flags)
-            prompts = draw_prompts(model.config.vocab_size)
+            prompts = draw_prompts(model.config.vocab_size, BUDGET)
             vanilla = answer(model, prompts, TOKENS)
             with select_in_decode(family, model, build_plan("xshare", **PLAN), rows=BUDGET):
                 selecting = answer(model, prompts, TOKENS)
         server, probe, trace = make_server(scratch / "model", patched_release(release), (*FLAGS, *flags), scratch, env)
         with server:
-            answers = [generate_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
+            tokens = [say_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
             records, metrics = read_all(server, probe, min(routers))
-            tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
             served = Answers(tokens, 0, records, metrics, read_lines(trace), server.log_text(), {})
         return Run(served, routers, vanilla, selecting)
 

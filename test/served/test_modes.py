@@ -4,26 +4,13 @@ import pytest
 
 from served import host
 from served.adapter import write_adapter
-from served.answers import (
-    LAYERS,
-    NEW_TOKENS,
-    generate_staggered,
-    make_server,
-    policy,
-    read_all,
-    read_prompts,
-    read_tokens,
-    say_together,
-)
+from served.answers import FULL, LAYERS, NEW_TOKENS, generate_staggered, policy, read_all, read_tokens, say_together
 from served.eagle import select_again
-from served.release import LATEST
+from served.ranks import WIDE, XSHARE
 
 pytestmark = pytest.mark.long
 OFF, SMALL, REQUESTS = 7, 8, 16
 """Requests at once: vanilla under LoRA, at full budget, and at a budget that drops experts."""
-BUDGET = {"policy": "xshare", "k0": 1, "add": 8}
-WIDE = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
-FULL = policy("xshare", k0=1, add=64, utility="full")
 # Slots for the prompts, 16 requests of up to 100 tokens, but not for others beside them.
 HIERARCHICAL = (
     *("--enable-hierarchical-cache", "--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"),
@@ -43,26 +30,25 @@ def check_decodes(server, probe, plan=None, sizes=range(2, 1 + REQUESTS)):
     records, metrics = read_all(server, probe)
     calls = [call for call in records if call["mode"] == "DECODE" and call["rows"] in sizes]
     for call in calls:
-        assert call["active"] == select_again(call, plan or (BUDGET if call["rows"] > SMALL else WIDE))
+        assert call["active"] == select_again(call, plan or (XSHARE if call["rows"] > SMALL else WIDE))
     assert metrics["steps policy"] == len(calls) / LAYERS > 0
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
     return records, metrics
 
 
-def test_without_a_prefix_cache_full_budget_answers_as_unpatched(tiny_model, patched_release, tmp_path, served):
-    server, probe, _ = make_server(tiny_model, patched_release(LATEST), (*FULL, "--disable-radix-cache"), tmp_path)
+def test_without_a_prefix_cache_full_budget_answers_as_unpatched(small_server, prompts, served):
+    server, probe, _ = small_server(*FULL, "--disable-radix-cache")
     with server:
         for _ in range(2):
-            answers = generate_staggered(server, read_prompts(tiny_model))
+            answers = generate_staggered(server, prompts)
             assert read_tokens(answers) == served("unpatched").tokens[0]
             assert all(answer["meta_info"]["cached_tokens"] == 0 for answer in answers)
         check_decodes(server, probe, WIDE)
 
 
-def test_prompts_that_come_back_from_the_host_answer_as_unpatched(tiny_model, patched_release, tmp_path, served):
+def test_prompts_that_come_back_from_the_host_answer_as_unpatched(small_server, prompts, tmp_path, served):
     host.install(tmp_path)
-    server, probe, _ = make_server(tiny_model, patched_release(LATEST), (*FULL, *HIERARCHICAL), tmp_path)
-    prompts = read_prompts(tiny_model)
+    server, probe, _ = small_server(*FULL, *HIERARCHICAL)
     with server:
         first = server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
         for prompt in prompts:
@@ -74,18 +60,17 @@ def test_prompts_that_come_back_from_the_host_answer_as_unpatched(tiny_model, pa
     assert loaded > 100, "the device forgot the prompts"
 
 
-def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_model, patched_release, tmp_path):
+def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(small_server, tiny_model, prompts, tmp_path):
     """Adapters are of the attention: upstream's CPU path has none for experts."""
     adapter = write_adapter(tiny_model, tmp_path / "adapter", ("q_proj", "v_proj"))
     host.install(tmp_path)
     flags = policy("xshare", k0=1, add=8, by_rows={str(OFF): {"policy": "vanilla"}, str(SMALL): WIDE})
-    flags += ("--lora-paths", f"adapter={adapter}", "--lora-backend", "torch_native")
-    server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    server, probe, _ = small_server(*flags, "--lora-paths", f"adapter={adapter}", "--lora-backend", "torch_native")
 
     def generate(size, adapter):
         """Every other request with the adapter."""
         paths = [adapter if number % 2 else None for number in range(size)]
-        return say_together(server, probe, read_prompts(tiny_model)[:size], lora_path=paths)
+        return say_together(server, probe, prompts[:size], lora_path=paths)
 
     with server:
         bare = generate(OFF, None)
@@ -96,15 +81,14 @@ def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_mo
     assert all(one != other for one, other in zip(vanilla[1::2], bare[1::2], strict=True)), "the adapter matters"
 
 
-def test_a_decode_server_selects_and_at_full_budget_answers_as_without_a_policy(tiny_model, patched_release, tmp_path):
+def test_a_decode_server_selects_and_at_full_budget_answers_as_without_a_policy(small_server, prompts, tmp_path):
     """The decode half of PD disaggregation never sees a prefill. SGLang's `fake` transfer takes the place of the other
     half: keys and values of a prompt are the zeros that the pool starts with, its first token follows from its id.
     """
-    prompts, tokens = read_prompts(tiny_model), []
-    rids, rooms = [f"request-{number}" for number in range(REQUESTS)], list(range(REQUESTS))
+    tokens, rids, rooms = [], [f"request-{number}" for number in range(REQUESTS)], list(range(REQUESTS))
     for name, flags in (("off", ()), ("policy", policy("xshare", k0=1, add=8, by_rows={f"1-{SMALL}": WIDE}))):
         (tmp_path / name).mkdir()
-        server, probe, _ = make_server(tiny_model, patched_release(LATEST), (*DECODE, *flags), tmp_path / name)
+        server, probe, _ = small_server(*DECODE, *flags, scratch=tmp_path / name)
         with server:
             for size in (SMALL, REQUESTS):
                 prefill = {"rid": rids[:size], "bootstrap_host": NOBODY, "bootstrap_room": rooms[:size]}

@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from benchmark.common.server import free_port
-from served.answers import LAYERS, SERVERS, make_server, read_lines, read_metrics, read_prompts, say_together
+from served.answers import LAYERS, SERVERS, make_server, read_all, read_lines, say_together
 from served.load import wait_for
 from served.ranks import TWO_CORES
 from served.release import LATEST
@@ -28,18 +28,17 @@ def make_nodes(model, tree, flags, scratch):
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
-def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, parallel):
+def test_two_nodes_answer_as_one(tiny_model, prompts, patched_release, tmp_path, served, parallel):
     """Both halves select as one server does, the first reports for both, and the answers are one server's."""
     flags = SERVERS["xshare"] + (("--ep-size", "2") if parallel == "expert" else ())
     nodes = make_nodes(tiny_model, patched_release(LATEST), flags, tmp_path)
     (server, probe, _), (other, other_probe, other_trace) = nodes
-    prompts = read_prompts(tiny_model)
     try:
         other.start()
         with server:
             tokens = [say_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
             calls = [[call for call in read_lines(file) if call["mode"] == "DECODE"] for file in (probe, other_probe)]
-            metrics = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
+            _, metrics = read_all(server, probe)
     finally:
         other.stop()
     assert tokens == served("xshare").tokens
@@ -73,12 +72,11 @@ def kill_a_node(nodes, prompt):
         other.stop()
 
 
-def test_a_node_that_dies_costs_what_it_costs_upstream(tiny_model, patched_release, tmp_path):
+def test_a_node_that_dies_costs_what_it_costs_upstream(tiny_model, prompts, patched_release, tmp_path):
     """The server ends, and every request that runs."""
-    tree, prompt = patched_release(LATEST), read_prompts(tiny_model)[0]
-    lost = {
-        name: kill_a_node(make_nodes(tiny_model, tree, SERVERS[name], tmp_path / name), prompt)
-        for name in ("off", "xshare")
-    }
+    lost = {}
+    for name in ("off", "xshare"):
+        nodes = make_nodes(tiny_model, patched_release(LATEST), SERVERS[name], tmp_path / name)
+        lost[name] = kill_a_node(nodes, prompts[0])
     assert lost["xshare"] == lost["off"]
     assert issubclass(getattr(requests.exceptions, lost["off"][0]), requests.ConnectionError)

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from served.answers import generate_together, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import generate_together, policy, read_all, read_lines, say_together
 from served.probe import read_logits
-from served.release import LATEST
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.live import PATH
 from sglang_xshare.live.client import Client
@@ -19,16 +18,13 @@ def paged(slots):
     return "--enable-paged-experts", "--paged-experts-num-resident", str(slots)
 
 
-def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path):
+def test_paged_answers_and_counts(served, small_server, prompts):
     """One server: routed as the model does under `observe`, then switched."""
-    flags = (*paged(SLOTS), *policy("observe", plans=["xshare:k0=1,add=3"]))
-    server, probe, trace = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
-    prompts = read_prompts(tiny_model)
+    server, probe, trace = small_server(*paged(SLOTS), *policy("observe", plans=["xshare:k0=1,add=3"]))
     with server:
-        answers = [generate_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
-        assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("unpatched").tokens
-        seen = len(read_lines(probe))
-        found = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
+        answers = [say_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
+        assert answers == served("unpatched").tokens
+        records, found = read_all(server, probe)
         observed = read_calls(probe)
         assert found["page_ins_total"] == found["page_ins_before_total"] == sum(call["page_ins"] for call in observed)
 
@@ -36,8 +32,8 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
         assert answer["in_force"]["min_rows"] == 1
         for size in (16, 4, 1):
             generate_together(server, probe, prompts[:size])
-        read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
-        calls = read_calls(probe, seen)
+        read_all(server, probe)
+        calls = read_calls(probe, len(records))
         counted = Client(server.url).get_policy()["since_switch"]
         log = server.log_text()
     check_calls(calls)

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from benchmark.common.server import bind_ranks
 from served.answers import LAYERS, SERVERS, policy
 from served.eagle import select_again
-from served.ranks import TWO_CORES
+from served.ranks import PER_RANK, TWO_CORES, XSHARE
 
 pytestmark = pytest.mark.long
 
-PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 EXPERTS = 64
 RANK_OF_EXPERT = [0] * 32 + [1] * 32
 EXPERT_PARALLEL = ("--tp", "2", "--ep-size", "2")
@@ -91,7 +91,7 @@ def test_target_per_rank_follows_experts_that_move(target, asked, served):
 def test_four_expert_parallel_ranks_answer_as_one(asked, served):
     """Every rank computes its own experts alone, and the tokens are those of the unpatched release on one rank."""
     ranks = 4
-    answers = asked("--tp", "4", "--ep-size", "4", env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"})
+    answers = asked("--tp", "4", "--ep-size", "4", env=bind_ranks(4))
     assert answers.tokens == served("unpatched").tokens
     share = EXPERTS // ranks
     for call in answers.calls("DECODE"):
@@ -103,7 +103,7 @@ def test_two_replicas_select_each_for_its_own_requests(asked):
     answers = asked(*SERVERS["xshare"], "--dp-size", "2", env=TWO_CORES, staggered=True)
     calls = answers.calls("DECODE", least=2)
     assert answers.log.count(f"Expert policy xshare on {LAYERS} MoE layers") == 2
-    assert all(call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in calls)
+    assert all(call["active"] == select_again(call, XSHARE) for call in calls)
     assert answers.metrics["layer_steps_total"] == len(calls) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
     assert answers.metrics["steps min_rows"] == answers.forwards("DECODE", most=1)

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 import requests
 
-from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_all, read_prompts, read_tokens
+from served.answers import LAYERS, NEW_TOKENS, greedy, make_server, policy, read_all, read_tokens
 from served.eagle import DRAFT_TOKENS, eagle, select_again
+from served.ranks import WIDE, XSHARE
 from served.release import LATEST
 
 pytestmark = pytest.mark.long
@@ -22,10 +23,7 @@ pytestmark = pytest.mark.long
 SMALL, LARGE = 8, 16
 """Requests at once: at most the former run at full budget."""
 PROPERTIES = {"kind": {"enum": ["leaf", "branch"]}, "name": {"type": "string", "maxLength": 6}}
-SCHEMA = {
-    **{"type": "object", "properties": PROPERTIES, "required": ["kind", "name"]},
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": ["kind", "name"], "additionalProperties": False}
 GRAMMARS: tuple[dict[str, str], ...] = (
     {"json_schema": json.dumps(SCHEMA)},
     {"regex": "[abc]{8}x"},
@@ -36,19 +34,17 @@ GRAMMARS: tuple[dict[str, str], ...] = (
 BEAMS = 3
 UNTIL_ABORTED, LONG = 6, 40
 """Tokens of a request that is aborted then, and of those beside it."""
-BUDGET = {"policy": "xshare", "k0": 1, "add": 8}
 PRUNED = {"policy": "pruned", "k0": 2}
-FULL = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
 
 
 def choose_plan(requests):
     """What selects for so many rows, or requests that are verified."""
-    return FULL if requests <= SMALL else PRUNED if requests == LARGE else BUDGET
+    return WIDE if requests <= SMALL else PRUNED if requests == LARGE else XSHARE
 
 
 def by_requests(tokens=1):
     """The flags for that, with so many rows a request."""
-    return policy("xshare", k0=1, add=8, by_rows={f"1-{SMALL * tokens}": FULL, f"{LARGE * tokens}": PRUNED})
+    return policy("xshare", k0=1, add=8, by_rows={f"1-{SMALL * tokens}": WIDE, f"{LARGE * tokens}": PRUNED})
 
 
 def ask_all(server, probe, prompts, has_beams):
@@ -92,8 +88,7 @@ def ask_and_abort(server, prompts):
     """Three of the requests end early, by a command or as their client leaves: (the others' tokens, theirs)."""
 
     def leave(number):
-        sampling = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
-        body = {"text": prompts[number], "rid": f"left-{number}", "stream": True, "sampling_params": sampling}
+        body = {"text": prompts[number], "rid": f"left-{number}", "stream": True, "sampling_params": greedy(400)}
         tokens, asked, reason = [], False, {}
         with requests.post(server.url + "/generate", json=body, stream=True, timeout=60) as response:
             for line in response.iter_lines():
@@ -115,7 +110,7 @@ def ask_and_abort(server, prompts):
 
 
 @pytest.fixture(scope="session")
-def visit(tiny_model, patched_release, tmp_path_factory):
+def visit(tiny_model, prompts, patched_release, tmp_path_factory):
     """Call it with a server's name below for what it answered; each runs once, and alone."""
     servers = {"off": (), "policy": by_requests(), "EAGLE-3": (*eagle(tiny_model), *by_requests(DRAFT_TOKENS))}
 
@@ -124,7 +119,7 @@ def visit(tiny_model, patched_release, tmp_path_factory):
         flags = (*servers[name], "--constrained-json-disable-any-whitespace")
         server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path_factory.mktemp("requests"))
         with server:
-            return ask_all(server, probe, read_prompts(tiny_model), has_beams=name != "EAGLE-3")
+            return ask_all(server, probe, prompts, has_beams=name != "EAGLE-3")
 
     return run
 

@@ -6,7 +6,7 @@ import pytest
 import requests
 
 from benchmark.common.server import Server
-from served.answers import NEW_TOKENS, policy, read_prompts
+from served.answers import NEW_TOKENS, greedy, policy
 from served.load import post
 from served.release import LATEST, OLDEST_LONG, make_env
 from sglang_xshare.live import PATH
@@ -33,15 +33,10 @@ def server(request, serve):
         yield running
 
 
-@pytest.fixture(scope="module")
-def prompts(tiny_model):
-    return read_prompts(tiny_model)
-
-
 def generate(server, prompts, *counts, **sampling):
     """The `meta_info` of greedy answers of so many tokens each."""
-    each = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **sampling} for count in counts]
-    return [answer["meta_info"] for answer in server.generate(prompts, {"sampling_params": each})]
+    each = {"sampling_params": [greedy(count, **sampling) for count in counts]}
+    return [answer["meta_info"] for answer in server.generate(prompts, each)]
 
 
 def test_each_answer_tells_the_steps_in_which_it_was_acted_on(server, prompts):
@@ -75,8 +70,7 @@ def test_v1_tells_it_in_sglext_and_a_header_asks_for_an_exact_answer(route, serv
     if route != "/v1/messages":
         assert answer["sglext"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 7}
         assert answer["metadata"].keys() <= {"weight_version", "weight_versions"}
-    sampling = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
-    neighbour = {"text": "a", "sampling_params": sampling, "stream": True}
+    neighbour = {"text": "a", "sampling_params": greedy(400), "stream": True}
     headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact"}
     with requests.post(server.url + "/generate", json=neighbour, stream=True, timeout=60) as running:
         lines = running.iter_lines()  # an iterator without a name would close the connection
@@ -93,8 +87,7 @@ def check_streams(server, prompt):
 
     def stream(count, *posted):
         """Return the metadata of one greedy answer's messages. After some messages, post (path, body)."""
-        sampling = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
-        body = {"text": prompt, "rid": f"of {count}", "stream": True, "sampling_params": sampling}
+        body = {"text": prompt, "rid": f"of {count}", "stream": True, "sampling_params": greedy(count)}
         messages = []
         with requests.post(server.url + "/generate", json=body, stream=True, timeout=60) as response:
             for line in response.iter_lines():

@@ -18,13 +18,13 @@ from benchmark.common.server import free_port
 from benchmark.quality.model import load_model
 from benchmark.quality.routing import find_gates
 from served import host, memory_saver
-from served.answers import LAYERS, make_server, policy, read_prompts, say_together
+from served.answers import LAYERS, policy, say_together
 from served.eagle import TOP_K, eagle
 from served.families import answer as answer_as_transformers
 from served.families import draw_prompts, draw_weights, make
 from served.family import EXPERTS, FAMILIES
 from served.load import load
-from served.ranks import TWO, TWO_CORES
+from served.ranks import TWO, TWO_CORES, XSHARE
 from served.release import LATEST, OLDEST, make_env
 from sglang_xshare.live import PATH
 from sglang_xshare.live.client import Client
@@ -73,12 +73,7 @@ def replay(model, tokens, experts=None):
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
 
-HOW: dict[str, tuple[str, ...]] = {
-    "one rank": (),
-    "EAGLE-3": (),
-    "data-parallel attention": TWO,
-    "all-to-all": (*TWO, "--moe-a2a-backend", "deepep"),
-}
+PARALLEL = {"data-parallel attention": TWO, "all-to-all": (*TWO, "--moe-a2a-backend", "deepep")}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +81,15 @@ HOW: dict[str, tuple[str, ...]] = {
     [
         ("one rank", LATEST),
         pytest.param("one rank", OLDEST, marks=pytest.mark.long),
-        *(pytest.param(how, LATEST, marks=pytest.mark.long) for how in list(HOW)[1:]),
+        *(pytest.param(how, LATEST, marks=pytest.mark.long) for how in ("EAGLE-3", *PARALLEL)),
     ],
 )
-def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model, patched_release, tmp_path):
+def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model, small_server, prompts, tmp_path):
     """Rollouts have different lengths and are drawn at temperature 1."""
     host.install(tmp_path)
-    flags = (*FOUR, "--enable-return-routed-experts", *(eagle(tiny_model) if how == "EAGLE-3" else HOW[how]))
-    env = TWO_CORES if "--tp" in flags else {}
-    server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
-    prompts = read_prompts(tiny_model)
+    more = eagle(tiny_model) if how == "EAGLE-3" else PARALLEL.get(how, ())
+    flags = (*FOUR, "--enable-return-routed-experts", *more)
+    server, _, _ = small_server(*flags, release=release, env=TWO_CORES if "--tp" in flags else {})
     sampling = [{"temperature": 1.0, "max_new_tokens": 8 + 2 * n, "ignore_eos": True} for n in range(len(prompts))]
     wanted = {"return_logprob": True, "logprob_start_len": 0, "return_routed_experts": True}
     with server:
@@ -122,7 +116,6 @@ def check_slots(prefilled, decoded):
         assert len(set(used)) == len(used)
 
 
-XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
 OEA = {"policy": "oea", "k0": 2}
 OBSERVE = {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]}
 
@@ -134,7 +127,7 @@ def reload(server, model, **options):
 
 
 @pytest.mark.long
-def test_a_policy_outlives_released_memory(tiny_model, patched_release, tmp_path, served):
+def test_a_policy_outlives_released_memory(tiny_model, small_server, prompts, tmp_path, served):
     """Weights and cache are lost and written anew; counters, active policy and observed plans are kept.
     The policy is read from a file.
     """
@@ -143,8 +136,8 @@ def test_a_policy_outlives_released_memory(tiny_model, patched_release, tmp_path
     file = tmp_path / "policy.json"
     file.write_text('{"k0": 1, "add": 8}')
     flags = ("--expert-policy", "xshare", "--expert-policy-config", str(file), "--enable-memory-saver")
-    server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
-    prompts, expected = read_prompts(tiny_model), served("xshare").tokens[0]
+    server, probe, _ = small_server(*flags)
+    expected = served("xshare").tokens[0]
 
     def release():
         counted = server.get(PATH)
@@ -263,11 +256,9 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_updates_pauses_and_switches_meet_under_load(tiny_model, patched_release, tmp_path, served):
+def test_updates_pauses_and_switches_meet_under_load(tiny_model, small_server, prompts, served):
     """No request loses a token while weights are written; paused ones go on or are prefilled anew."""
-    flags = policy("xshare", k0=1, add=8)
-    server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
-    prompts = read_prompts(tiny_model)
+    server, probe, _ = small_server(*policy("xshare", k0=1, add=8))
     with server:
         with load(server, prompts) as answered:
             for number, plan in enumerate((OEA, OBSERVE, {"policy": "vanilla"}, XSHARE) * 3):

@@ -3,10 +3,9 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +15,11 @@ import requests
 from benchmark.common.paths import BUILD
 from benchmark.common.server import die_with_parent, free_port
 from live.conftest import answering
-from served.answers import NEW_TOKENS, parse_metrics, policy, read_prompts
+from served.answers import FULL, NEW_TOKENS, greedy, parse_metrics
+from served.load import wait_for
 
 __all__ = ["answering"]
 ROUTER = "sglang-router==0.3.2"
-REQUESTS = 16
-FULL = ("--dtype", "float32", *policy("xshare", k0=1, add=64, utility="full"))
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +45,7 @@ def routing(package: Path, scratch: Path, workers: list[str]) -> Iterator[str]:
     with (scratch / "router.log").open("w") as log:
         router = subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=die_with_parent)
     try:
-        await_workers(url, len(workers))
+        wait_for(lambda: count_workers(url) == len(workers))
         yield url
     finally:
         router.kill()
@@ -96,22 +94,20 @@ def test_which_fields_the_router_drops(router_package, tmp_path, answering):
 
 
 @pytest.mark.long
-def test_both_servers_behind_the_router_select(servers, served, tiny_model, router_package, tmp_path):
+def test_both_servers_behind_the_router_select(servers, served, prompts, router_package, tmp_path):
     """Their seeds differ, since the pool starts no server twice."""
-    behind = [servers(*FULL, "--random-seed", str(seed)) for seed in (1, 2)]
+    behind = [servers("--dtype", "float32", *FULL, "--random-seed", str(seed)) for seed in (1, 2)]
     before = [parse_metrics(server.get("/metrics"))["steps policy"] for server in behind]
-    prompts = read_prompts(tiny_model)[:REQUESTS]
 
-    def generate(url: str, prompt: str) -> list[int]:
-        sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-        answer = requests.post(url + "/generate", json={"text": prompt, "sampling_params": sampling}, timeout=60)
+    def generate(url, prompt):
+        body = {"text": prompt, "sampling_params": greedy(NEW_TOKENS)}
+        answer = requests.post(url + "/generate", json=body, timeout=60)
         answer.raise_for_status()
-        tokens: list[int] = answer.json()["output_ids"]
-        return tokens
+        return answer.json()["output_ids"]
 
     with (
         routing(router_package, tmp_path, [server.url for server in behind]) as url,
-        ThreadPoolExecutor(REQUESTS) as threads,
+        ThreadPoolExecutor(len(prompts)) as threads,
     ):
         tokens = list(threads.map(partial(generate, url), prompts))
     assert tokens == served("unpatched").tokens[0]
@@ -120,14 +116,8 @@ def test_both_servers_behind_the_router_select(servers, served, tiny_model, rout
         assert parse_metrics(server.get("/metrics"))["steps policy"] >= steps + NEW_TOKENS - 1
 
 
-def await_workers(url: str, count: int) -> None:
-    """Return once the router has so many servers."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if len(requests.get(url + "/workers", timeout=5).json()["workers"]) == count:
-                return
-        except (requests.RequestException, KeyError, ValueError):
-            pass
-        time.sleep(0.5)
-    raise AssertionError("the router found no servers within a minute")
+def count_workers(url: str) -> int | None:
+    """The number of servers that the router has found; None before it answers."""
+    with suppress(requests.RequestException, KeyError, ValueError):
+        return len(requests.get(url + "/workers", timeout=5).json()["workers"])
+    return None

@@ -2,13 +2,12 @@
 
 import pytest
 
-from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_lines, read_prompts
+from served.answers import FULL, LAYERS, NEW_TOKENS, policy, read_lines
 from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
 from served.ranks import PER_REQUEST, keys_of
 from served.release import both_releases
 from sglang_xshare.stage.acceptance import FIRST, estimate
 
-FULL = policy("xshare", k0=1, add=64, utility="full")
 BY_LAYER = (
     {"policy": "moe-spec", "budget": 16},
     {"policy": "moe-spec", "budget": 8, "scope": "request"},
@@ -69,8 +68,7 @@ def test_only_verification_selects_as_the_reference_and_is_counted_as_the_runner
 
 @pytest.mark.long
 def test_drafts_count_by_their_chance(speculated):
-    keys = {name: value for name, value in WEIGHED.items() if name != "policy"}
-    answers = speculated(policy("xshare", **keys, layers={"1": RANKED, "2": {"acceptance": "auto"}}))
+    answers = speculated(keys_of(WEIGHED | {"layers": {"1": RANKED, "2": {"acceptance": "auto"}}}))
     calls = answers.calls("TARGET_VERIFY")
     for call in calls:
         plan = RANKED if call["layer"] == 1 else WEIGHED
@@ -86,14 +84,13 @@ def test_drafts_count_by_their_chance(speculated):
 
 @pytest.mark.long
 @both_releases
-def test_drafts_count_by_what_was_accepted(release, tiny_model, patched_release, tmp_path):
+def test_drafts_count_by_what_was_accepted(release, tiny_model, small_server, prompts):
     plan = {"policy": "xshare", "k0": 1, "add": 4, "acceptance": "auto"}
-    flags = (*eagle(tiny_model), *keys_of(plan))
-    server, probe, _ = make_server(tiny_model, patched_release(release), flags, tmp_path)
+    server, probe, _ = small_server(*eagle(tiny_model), *keys_of(plan), release=release)
     with server:
         told = server.get("/expert_policy")
         assert (told["acceptance"], told["estimated_acceptance"]) == ("auto", START)
-        prompts, verified, drafts, checked = read_prompts(tiny_model), 0, 0, 0
+        verified = drafts = checked = 0
         for turn in range(1, 5):
             seen, before = len(read_lines(probe)), told["estimated_acceptance"]
             answers = server.generate(prompts[turn::4], max_new_tokens=48, ignore_eos=True)

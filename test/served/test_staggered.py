@@ -2,39 +2,28 @@
 
 import pytest
 
-from served.answers import policy
+from served.answers import FULL
 from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
+from served.ranks import PER_REQUEST, XSHARE, keys_of
 from served.release import LATEST, OLDEST
 
 CHUNKED = ("--chunked-prefill-size", "32")
 MIXED = ("--enable-mixed-chunk", *CHUNKED)
-FULL = policy("xshare", k0=1, add=64, utility="full")
-XSHARE = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 
 
-def test_mixed_batches_never_select(asked):
-    answers = asked(*policy("xshare", k0=1, add=8), *MIXED, staggered=True)
+@pytest.mark.parametrize("drafting", [False, pytest.param(True, marks=pytest.mark.long)], ids=["decode", "verify"])
+def test_mixed_batches_never_select(drafting, tiny_model, asked):
+    """Under speculation a request in a mixed batch advances by one token, without a draft."""
+    mode, plan, tokens = ("TARGET_VERIFY", PER_REQUEST, DRAFT_TOKENS) if drafting else ("DECODE", XSHARE, 1)
+    answers = asked(*(eagle(tiny_model) if drafting else ()), *keys_of(plan), *MIXED, staggered=True)
     mixed = answers.calls("MIXED", least=2)
     assert mixed
     assert all(call["after"] == call["before"] for call in mixed)
-    decoded = answers.calls("DECODE", least=2)
-    assert all(call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in decoded)
-    assert sum(call["after"] for call in decoded) < sum(call["before"] for call in decoded)
+    selecting = answers.calls(mode, least=2)
+    assert all(call["active"] == select_again(call, plan, tokens) for call in selecting)
+    assert sum(call["after"] for call in selecting) < sum(call["before"] for call in selecting)
     assert answers.metrics["steps prefill"] == answers.forwards("MIXED") + answers.forwards("EXTEND")
-    assert answers.metrics["steps policy"] == answers.forwards("DECODE", least=2)
-
-
-@pytest.mark.long
-def test_mixed_batches_never_select_under_speculation(tiny_model, asked):
-    """A request in a mixed batch advances by one token, without a draft."""
-    flags = (*eagle(tiny_model), "--expert-policy", "xshare:k0=1,add_per_request=4", *MIXED)
-    answers = asked(*flags, staggered=True)
-    mixed = answers.calls("MIXED", least=2)
-    assert mixed
-    assert all(call["after"] == call["before"] for call in mixed)
-    verified = answers.calls("TARGET_VERIFY")
-    assert all(call["active"] == select_again(call, XSHARE, DRAFT_TOKENS) for call in verified)
-    assert answers.metrics["steps policy"] == answers.forwards("TARGET_VERIFY") > 0
+    assert answers.metrics["steps policy"] == answers.forwards(mode, least=2) > 0
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """A running server's policy switches between two steps: under load, on all ranks and replicas, at no request's cost."""
 
-import json
 import random
 import time
 from collections import defaultdict
@@ -18,10 +17,10 @@ from benchmark.quality.measure import Bench
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.served import SERVER_ARGS, measure_nats
 from benchmark.quality.text import load_sequences
-from served.answers import generate_together, make_server, policy, read_lines, read_metrics, read_plans, read_prompts
+from served.answers import greedy, policy, read_lines, read_metrics, read_plans, read_tokens, say_together
 from served.eagle import CHAIN, eagle
 from served.load import CLIENTS, load, post, resident_mib
-from served.ranks import OLD_TWO, PER_REQUEST, TWO, TWO_CORES, XSHARE
+from served.ranks import OLD_TWO, PER_REQUEST, TWO, TWO_CORES, XSHARE, keys_of
 from served.release import LATEST, OLDEST
 from served.steps import check_steps
 from sglang_xshare.cli import main
@@ -45,14 +44,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "kO": 1}, "kO = 1: xshare has no such key"),
     ({"policy": "oea", "layers": {"4": {"k0": 1}}}, "layers 4: must be one of the model's layers, 0 to 3"),
 ]
-QUALITY = {"k0": 1, "add": 4}
 PROMPT, STEPS, BATCH = 32, 32, 16
 
 
-def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model, capsys):
-    """Teacher-forced, against a replay in transformers; the server is that of test/benchmark/quality/test_served.py."""
-    own = ("--expert-policy", "xshare", "--expert-policy-config", json.dumps(QUALITY))
-    server = servers("--dtype", "float32", *own, *SERVER_ARGS)
+@pytest.fixture
+def server(servers):
+    """One server for the tests that request it."""
+    return servers("--dtype", "float32", *policy("xshare", k0=1, add=4), *SERVER_ARGS)
+
+
+def test_a_switched_server_costs_what_the_plan_costs_offline(server, tiny_model, capsys):
+    """Teacher-forced, against a replay in transformers."""
     texts = load_sequences(tiny_model / "heldout", tiny_model, PROMPT + STEPS + 1, per_domain=BATCH // 4)
     mixed = texts.mix()
     bench = Bench(load_model(tiny_model), mixed, PROMPT)
@@ -81,29 +83,20 @@ def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model
     assert post(server, before).json()["in_force"] == before["in_force"]
 
 
-def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_model):
+def test_exact_answers_are_vanillas_whatever_runs_beside_them(server, tiny_model, prompts):
     """On the server above: a quarter exact, at once with others; then where the others have left keys and values."""
-    server = servers(
-        "--dtype", "float32", "--expert-policy", "xshare", "--expert-policy-config", json.dumps(QUALITY), *SERVER_ARGS
-    )
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
+    prompts = [tokenizer(text)["input_ids"] for text in prompts]
     before = server.get(PATH)
 
     def ask(prompts, said, **more):
-        each = [
-            {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True, "custom_params": {"expert_policy": one}}
-            for one in said
-        ]
+        each = [greedy(24, custom_params={"expert_policy": one}) for one in said]
         return server.post("/generate", {"input_ids": prompts, "sampling_params": each, **more})
-
-    def tokens(answers):
-        return [answer["output_ids"] for answer in answers]
 
     said = ["exact" if number % 4 == 0 else random.Random(number).choice(["shared", None]) for number in range(BATCH)]
     exact = [number for number, one in enumerate(said) if one == "exact"]
     answers = ask(prompts, said)
-    found = tokens(answers)
+    found = read_tokens(answers)
     told = [answer["meta_info"]["expert_policy"] for answer in answers]
     assert [one.get("exact", False) for one in told] == [one == "exact" for one in said]
     assert all(one["steps"] == (0 if number in exact else one["of"]) for number, one in enumerate(told))
@@ -118,10 +111,10 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
     assert max(answer["meta_info"]["cached_tokens"] for answer in ask(longer, ["shared"] * BATCH)) > 24
     assert post(server, {"policy": "vanilla"}).status_code == 200
     server.post("/flush_cache", {})
-    wanted = tokens(ask(prompts, [None] * BATCH))
+    wanted = read_tokens(ask(prompts, [None] * BATCH))
     assert [found[number] for number in exact] == [wanted[number] for number in exact]
     assert found != wanted
-    assert tokens(continued) == tokens(ask(longer, [None] * BATCH))
+    assert read_tokens(continued) == read_tokens(ask(longer, [None] * BATCH))
     # A logit processor gets its parameters as ever.
     (first,) = ask(
         prompts[:1],
@@ -173,9 +166,7 @@ def check_counters(answers):
         }
         counted = {name for name, count in outcomes.items() if count}
         assert min(outcomes.values()) >= 0
-        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_rows", "unchanged"}), former[
-            "policy"
-        ]
+        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_rows", "unchanged"})
         assert latter["since_switch"]["layer_steps"] == 0
 
 
@@ -195,15 +186,12 @@ def check_counters(answers):
     ],
     ids=lambda value: " ".join(value) or "one rank" if isinstance(value, tuple) else str(value),
 )
-def test_two_hundred_switches_under_load(ranks, release, speculative, tiny_model, patched_release, tmp_path, served):
+def test_two_hundred_switches_under_load(ranks, release, speculative, tiny_model, small_server, prompts, served):
     alone = (ranks, release, speculative) == ((), LATEST, False)
     switches = SWITCHES if alone else ELSEWHERE
     plans = VERIFIED_PLANS if speculative else PLANS
-    keys = {name: value for name, value in plans[0].items() if name != "policy"}
-    flags = [*policy("xshare", **keys), *ranks, *(eagle(tiny_model, CHAIN) if speculative else ())]
-    env = TWO_CORES if ranks else {}
-    server, probe, trace = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
-    prompts = read_prompts(tiny_model)
+    flags = (*keys_of(plans[0]), *ranks, *(eagle(tiny_model, CHAIN) if speculative else ()))
+    server, probe, trace = small_server(*flags, release=release, env=TWO_CORES if ranks else {})
     with server:
         switch(server, plans, 2 * len(plans))  # while idle
         with load(server, prompts) as answered:
@@ -230,5 +218,4 @@ def test_two_hundred_switches_under_load(ranks, release, speculative, tiny_model
             assert len(set(numbers)) > switches / 4
         if alone:
             assert post(server, XSHARE).status_code == 200
-            (tokens, *_) = served("xshare").tokens
-            assert [answer["output_ids"] for answer in generate_together(server, probe, prompts)] == tokens
+            assert say_together(server, probe, prompts) == served("xshare").tokens[0]

@@ -1,7 +1,5 @@
 """A patched release after `pip uninstall sglang-xshare`: it serves as published, and refuses a policy in one line."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from benchmark.common.paths import ROOT
 from served.answers import ask
 from served.release import CPU, make_env, oldest_takes_long
+from served.test_start import LAUNCH, check_refusal, start
 
 MISSING = 'raise ModuleNotFoundError("No module named \'sglang_xshare\'", name="sglang_xshare")\n'
 
@@ -37,11 +36,8 @@ def test_it_answers_as_the_unpatched_release(release, patched_release, served, t
 def test_a_policy_is_refused_in_one_line(release, patched_release, tiny_model, uninstalled):
     env = make_env(patched_release(release))
     env["PYTHONPATH"] = f"{uninstalled}:{env['PYTHONPATH']}"
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model), *CPU]
-    done = subprocess.run([*command, "--expert-policy", "xshare"], env=env, capture_output=True, text=True, timeout=200)
     line = "--expert-policy xshare: needs the package sglang-xshare, which is not installed, or not in the version of"
-    assert done.returncode == 1
-    assert [said for said in done.stderr.splitlines() if "xshare" in said] == [
-        f"{line} these patches; install it and run `sglang-xshare patch apply`, or leave the flag out"
-    ]
-    assert "Traceback" not in done.stderr
+    line += " these patches; install it and run `sglang-xshare patch apply`, or leave the flag out"
+    process = start([*LAUNCH, "--model-path", str(tiny_model), *CPU, "--expert-policy", "xshare"], env)
+    _, said = check_refusal(process, line)
+    assert [told for told in said.splitlines() if "xshare" in told] == [line]

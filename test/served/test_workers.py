@@ -11,7 +11,8 @@ from benchmark.affinity.texts import make_table
 from benchmark.common.server import Server, bind_ranks
 from benchmark.common.variant import parse_variant
 from benchmark.quality.model import load_model
-from served.answers import read_prompts
+from served.answers import greedy, read_affinity, read_plans
+from served.load import post
 from served.release import both_releases
 
 CLIENTS = 8
@@ -22,19 +23,17 @@ PATIENT = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @both_releases
-def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, tmp_path):
+def test_workers_switch_tell_and_dispatch(release, tiny_model, prompts, patched_release, tmp_path):
     table = tmp_path / "table.safetensors"
     make_table(load_model(tiny_model), tiny_model, 4096).save(table)
     flags = [*make_args("expert_affinity", 2, table, 1.25), "--tokenizer-worker-num", "2"]
     # 0.5.17 takes the cores of one replica alone, and gives each all of them where nobody says.
     env = PATIENT if release == "0.5.17" else bind_ranks(2) | PATIENT
-    prompts = read_prompts(tiny_model)
     tree = patched_release(release)
     with Server(tiny_model, flags, release=tree, env=env, name="workers", deadline=600) as server:
 
         def ask(number, **custom):
-            params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "custom_params": custom}
-            body = {"text": prompts[number % len(prompts)], "sampling_params": params}
+            body = {"text": prompts[number % len(prompts)], "sampling_params": greedy(8, custom_params=custom)}
             return requests.post(server.url + "/generate", json=body, timeout=120).json()
 
         def count_workers():
@@ -48,7 +47,7 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
             plans = ["xshare:k0=1,add=4", "oea:k0=2", "xshare:k0=1,add=8"]
             for number, spelling in enumerate(plans, 1):
                 plan = parse_variant(spelling).body()
-                assert requests.post(server.url + "/expert_policy", json=plan, timeout=60).status_code == 200
+                assert post(server, plan).status_code == 200
                 told = list(threads.map(lambda _: server.get("/expert_policy"), range(CLIENTS)))
                 assert all(plan.items() <= one.items() for one in told)
                 assert {one["switches"] for one in told} == {number}
@@ -61,19 +60,17 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
         assert all(answer["meta_info"]["expert_policy"].get("exact") for answer in exact)
         assert "must be 'exact' or 'shared'" in ask(0, expert_policy="bad")["error"]["message"]
         ask(0)
-        lines = server.get("/metrics").splitlines()
+        metrics = server.get("/metrics")
         # As of the last request, itself counted: both workers have told what ended.
-        running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
-        assert sum(float(line.split()[-1]) for line in running) == 1
-        assert sum(line.startswith("sglang:expert_policy_info{") for line in lines) == 2  # one a replica
+        assert sum(read_affinity(metrics, "running_requests")) == 1
+        assert len(read_plans(metrics)) == 2  # one a replica
 
 
 def switch_at_once(server, threads, plans, switches):
     """Many POSTs meet in both workers: each is made by both replicas or by none, and `switches` counts those made."""
 
     def switch(number):
-        body = parse_variant(plans[number % len(plans)]).body()
-        return requests.post(server.url + "/expert_policy", json=body, timeout=60)
+        return post(server, parse_variant(plans[number % len(plans)]).body())
 
     for _ in range(10):
         answers = list(threads.map(switch, range(CLIENTS)))

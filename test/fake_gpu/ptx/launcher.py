@@ -68,17 +68,8 @@ class Launcher:
         arguments += [0] * (len(module.params) - len(arguments))  # Triton's own scratch memory
         threads = 32 * self.kernel.metadata.num_warps
         shared = self.kernel.metadata.shared + SPARE
-        launch = Launch(
-            module,
-            programs,
-            threads,
-            arguments,
-            memory,
-            shared,
-            seed=execution.seed,
-            order=execution.order,
-            watch=execution.watch,
-        )
+        how = {"seed": execution.seed, "order": execution.order, "watch": execution.watch}
+        launch = Launch(module, programs, threads, arguments, memory, shared, **how)
         execution.launches.append(launch)
         launch.run()
 

@@ -57,17 +57,7 @@ class Launch:
     """A kernel with its arguments. After `run` its `races` are those seen, where `watch`; `constants` go to memory."""
 
     def __init__(
-        self,
-        module,
-        programs,
-        threads,
-        arguments,
-        memory,
-        shared_bytes,
-        *,
-        seed=0,
-        order="random",
-        watch=True,
+        self, module, programs, threads, arguments, memory, shared_bytes, *, seed=0, order="random", watch=True
     ):
         self.module, self.threads, self.memory, self.shared_bytes = module, threads, memory, shared_bytes
         self.arguments = dict(zip(module.params, arguments, strict=True))

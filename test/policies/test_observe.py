@@ -30,6 +30,10 @@ def test_every_plan_applies_where_a_server_of_its_own_would_apply_it():
     assert [schedule.reason_to_skip(phase, rows) for phase in ("decode", "verify") for rows in (1, 512)] == [None] * 4
 
 
+def test_it_compares_up_to_64_policies():
+    assert len(build_schedule("observe", {"plans": [f"xshare:add={add}" for add in range(64)]}, False).observed) == 64
+
+
 def test_it_is_described_by_its_plans():
     schedule = build_schedule("observe", {"plans": [XSHARE]}, speculative=False)
     alone = build_schedule("xshare", {"k0": 1, "add": 4, "min_rows": 4}, speculative=False)

@@ -29,12 +29,6 @@ def test_the_policies_and_their_keys():
     assert [(policy.name, " ".join(policy.keys)) for policy in list_policies()] == list(CONTRACT.items())
 
 
-def test_a_plan_knows_its_policy():
-    assert build_plan("oea", k0=2).policy == "oea"
-    assert build_plan({"policy": "oea", "k0": 2}) == build_plan("oea", k0=2)
-    assert build_plan({"policy": "oea"}, k0=2) == build_plan("oea", k0=2)
-
-
 def test_what_papers_recommend_can_be_built():
     settings = [(policy, setting) for policy in list_policies() for setting in policy.published]
     assert len(settings) == 17

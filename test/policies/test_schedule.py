@@ -18,6 +18,7 @@ def test_phases_and_closed_limits():
     assert [build().reason_to_skip("decode", rows) for rows in (1, 2)] == ["min_rows", None]
     reasons = [build(min_rows=4, max_rows=16).reason_to_skip("decode", rows) for rows in (3, 4, 16, 17)]
     assert reasons == ["min_rows", None, None, "max_rows"]
+    assert build(min_rows=4, max_rows=4).reason_to_skip("decode", 4) is None
     assert build(speculative=True).reason_to_skip("verify", 8) is None
     assert build(speculative=True, phases=["verify"]).reason_to_skip("decode", 8) == "phase"
 

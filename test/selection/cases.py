@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from selection.oracle import ALGORITHMS
 from selection.oracle_case import Case
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.policies.plan import BALANCES
+from sglang_xshare.policies.plan import BALANCES, SCOPES, UTILITIES
 from sglang_xshare.policies.spelling import parse_policy
 from sglang_xshare.types import SCORINGS
 
@@ -38,11 +38,8 @@ def fill_logits(kind, rows, experts, seed):
     return normal
 
 
-OWN_SHARES = ("xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec")
-"""Policies that take `own_share`."""
 EVERY_PLAN = [*ALGORITHMS, "free", "narrow"]
 """What `plans` draws."""
-RESIDENCE = [{"free_residents": True}, {"free_residents": False}]
 KINDS = ["normal", "ties", "wide", "huge", "equal", "special", "dead rows"]
 
 
@@ -66,23 +63,27 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8):
         return None if share is None else torch.rand(size, generator=generator) < share
 
     return Case(
-        logits=fill_logits(draw(st.sampled_from(KINDS)), rows, experts, seed).to(draw(st.sampled_from(DTYPES))),
-        top_k=k,
-        scoring=draw(st.sampled_from(SCORINGS)),
-        # In eighths: a bias that ties experts as often as it parts them.
-        bias=None if bias is None else (torch.randn(experts, generator=generator) * 8 * bias).round() / 8,
-        renormalize=draw(st.booleans()),
-        num_expert_group=groups,
-        topk_group=None if groups is None else draw(st.integers(1, groups)),
-        valid=flags(rows, 0.7),
-        tokens_per_request=tokens,
-        rank_of_expert=torch.randint(4, (experts,), generator=generator).tolist(),
-        quota_groups=quota,
-        expert_scale=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) * 4 - 1])),
-        exact=flags(rows, None, 0.3, 0.3, 0.6, 1.0),
-        resident=flags(experts, None, 0.2, 0.5, 0.5, 1.0),
-        slots=draw(st.one_of(st.none(), st.integers(1, experts))),
-        depth=draw(st.sampled_from([None, draw_depths(rows, tokens, generator)])),
+        fill_logits(draw(st.sampled_from(KINDS)), rows, experts, seed).to(draw(st.sampled_from(DTYPES))),
+        Router(
+            k,
+            draw(st.sampled_from(SCORINGS)),
+            # In eighths: a bias that ties experts as often as it parts them.
+            None if bias is None else (torch.randn(experts, generator=generator) * 8 * bias).round() / 8,
+            draw(st.booleans()),
+            groups,
+            None if groups is None else draw(st.integers(1, groups)),
+            quota_groups=quota,
+            expert_scale=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) * 4 - 1])),
+        ),
+        Batch(
+            flags(rows, 0.7),
+            tokens,
+            flags(rows, None, 0.3, 0.3, 0.6, 1.0),
+            flags(experts, None, 0.2, 0.5, 0.5, 1.0),
+            draw(st.one_of(st.none(), st.integers(1, experts))),
+            draw(st.sampled_from([None, draw_depths(rows, tokens, generator)])),
+        ),
+        torch.randint(4, (experts,), generator=generator).tolist(),
     )
 
 
@@ -92,93 +93,86 @@ def draw_depths(rows, tokens, generator):
     return ((place + 1) * torch.rand(rows, generator=generator)).ceil().clamp_max(place).to(torch.int32)
 
 
+some = st.fixed_dictionaries
+UTILITY = {"utility": st.sampled_from(UTILITIES)}
+SHARES = st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.99, 1.0])
+
+
+def merge(*parts):
+    """A strategy for the keys of all parts together."""
+    return st.tuples(*parts).map(lambda found: dict(item for keys in found for item in keys.items()))
+
+
+def maybe(keys):
+    return st.one_of(st.just({}), keys)
+
+
+def add_by_utility(experts):
+    """A strategy for the budgets that add experts by utility, each alone or several together."""
+    mass = some({"mass": SHARES}, optional={"max_add": st.integers(1, experts + 3)})
+    ranks = some({"target_per_rank": st.integers(1, experts), "balance": st.sampled_from(BALANCES)})
+    counts = {"add": st.integers(0, experts + 3), "add_per_request": st.sampled_from([0, 0, 1, 3, 9])}
+    return merge(some(UTILITY | counts), maybe(mass), maybe(ranks))
+
+
 def keys_for(policy, case):
     """A strategy for the keys of a policy, over all that the case allows."""
     k, experts = case.top_k, case.num_experts
-    shares = st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.99, 1.0])
-    warm_up = {"k0": st.integers(1, k), "p": shares}
-    utility = st.sampled_from(["topk", "full", "squared"])
-    wider = {"k0": st.integers(0, k), "utility": utility}
-    budget = st.integers(1, experts + 3)
-    ranked = {"budget": budget, "scope": st.sampled_from(["batch", "request"]), "utility": utility}
-    some = st.fixed_dictionaries
+    warm_up = some({"k0": st.integers(1, k), "p": SHARES})
+    budget = {"budget": st.integers(1, experts + 3)}
+    ranked = some(budget | UTILITY | {"scope": st.sampled_from(SCOPES)})
+    residence = st.sampled_from([{}, {"free_residents": True}, {"free_residents": False}])
+    # A router that does not renormalize refuses the key.
+    own_share = some({"own_share": st.sampled_from([0, 0, 0.25, 0.75, 1])}) if case.renormalize else st.just({})
+    reach = {
+        "kmax": st.just(k) if case.quota_groups else st.integers(k, k + experts),
+        "max_rank": st.integers(1, experts + 3),
+        "target_per_rank": st.integers(1, 9),
+    }
+    static = {"ranking": st.just("static"), "order": st.permutations(range(experts))}
+    voting = {"confidence": SHARES, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "vanilla": st.just({}),
-        "pruned": some(warm_up),
+        "pruned": warm_up,
         "dynamic-skip": some({"beta": st.sampled_from([0, 0.1, 0.5, 0.9, 1])}),
-        "xshare": st.one_of(
-            some({**wider, "p": shares, "add": st.integers(0, experts + 3)}),
-            some({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
-            some({**wider, "mass": shares}, optional={"max_add": st.integers(1, experts + 3)}),
-            some({**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(BALANCES)}),
-            some(
-                {**wider, "add": st.integers(0, 5), "add_per_request": st.integers(0, 3), "mass": shares}
-                | {"target_per_rank": st.integers(1, 5)},
-                optional={"max_add": st.integers(1, 5)},
-            ),
+        "xshare": merge(some({"k0": st.integers(0, k), "p": SHARES}), add_by_utility(experts), residence, own_share),
+        "oea": merge(warm_up, some({}, optional=reach), residence, own_share),
+        "lynx-lat": merge(
+            st.one_of(some({"retain": budget["budget"]}), some({"drop": st.integers(0, experts)})), own_share
         ),
-        "oea": some(
-            warm_up,
-            optional={
-                "kmax": st.just(k) if case.quota_groups else st.integers(k, k + experts),
-                "max_rank": st.integers(1, experts + 3),
-                "target_per_rank": st.integers(1, 9),
-            },
-        ),
-        "lynx-lat": st.one_of(some({"retain": budget}), some({"drop": st.integers(0, experts)})),
-        "lynx-acc": some({"confidence": shares, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}),
+        "lynx-acc": merge(some(voting), own_share),
         "moe-spec": st.one_of(
-            some(ranked),
-            some({**ranked, "coverage": st.just("truncate"), "rescue": st.booleans()}),
-            some(
-                {"budget": budget, "ranking": st.just("static"), "order": st.permutations(range(experts))}
-                | {"coverage": st.sampled_from(["substitute", "truncate"])}
-            ),
+            merge(ranked, own_share),
+            merge(ranked, some({"coverage": st.just("truncate"), "rescue": st.booleans()})),
+            some(budget | static | {"coverage": st.just("truncate")}),
+            merge(some(budget | static), own_share),
         ),
     }
-    found = strategies[policy]
-    if policy in ("xshare", "oea"):
-        found = st.builds(lambda keys, free: {**keys, **free}, found, st.sampled_from([{}, *RESIDENCE]))
-    if policy not in OWN_SHARES or not case.renormalize:  # which refuse the key
-        return found
-    return st.builds(add_own_share, found, st.sampled_from([0, 0, 0.25, 0.75, 1]))
-
-
-def add_own_share(keys, share):
-    return {**keys, "own_share": share} if share and keys.get("coverage") != "truncate" else keys
+    return strategies[policy]
 
 
 @st.composite
 def free_plans(draw, case):
     """Any plan the algebra allows: the steps of different papers together."""
     k, experts = case.top_k, case.num_experts
-    keys = {"k0": draw(st.integers(0, k)), "p": draw(st.sampled_from([0.3, 0.9, 1.0]))}
-    budget = {"budget": draw(st.integers(1, experts)), "scope": draw(st.sampled_from(["batch", "request"]))}
-    drop = {"drop": draw(st.integers(0, experts)), "scope": draw(st.sampled_from(["batch", "request"]))}
-    keys |= draw(
-        st.sampled_from(
-            [
-                {"add": 3, "add_per_request": 2, "mass": 0.4, "target_per_rank": 2, "balance": "fill"},
-                {"mass": 0.9, "max_add": draw(st.integers(1, experts + 3))},
-                {"utility": "full", "add_per_request": 1, "target_per_rank": 3},
-                {"add": 2, "target_per_rank": 1, "balance": "level"},
-                {**budget, "utility": draw(st.sampled_from(["topk", "full", "squared"]))},
-                {**budget, "ranking": "votes"},
-                {**drop, "ranking": "votes"},
-                {"confidence": 0.3, "min_votes": 1},
-            ]
-        )
+    scope = {"scope": st.sampled_from(SCOPES)}
+    budgets = st.one_of(
+        add_by_utility(experts),
+        some({"budget": st.integers(1, experts), "ranking": st.sampled_from(["router", "votes"])} | UTILITY | scope),
+        some({"drop": st.integers(0, experts), "ranking": st.just("votes")} | scope),
+        st.just({"confidence": 0.3, "min_votes": 1}),
     )
-    if "confidence" not in keys and keys.get("ranking") != "votes":
+    keys = draw(merge(some({"k0": st.integers(0, k), "p": st.sampled_from([0.3, 0.9, 1.0])}), budgets))
+    if keys.get("add") or keys.get("ranking") == "router":
         keys["acceptance"] = draw(st.sampled_from([1.0, 0.7, 0.01]))
     if keys["k0"]:
         keys["warm_rows"] = draw(st.sampled_from([None, 1, 3]))
-    wider = k if case.quota_groups else k + 3
     if draw(st.booleans()):
         return build_plan("custom", **keys, coverage="truncate", rescue=draw(st.booleans()))
     if case.renormalize:
         keys["own_share"] = draw(st.sampled_from([0, 0.5, 1]))
-    return build_plan("custom", **keys, kmax=draw(st.integers(k, wider)), max_rank=draw(st.integers(1, experts)))
+    kmax = draw(st.integers(k, k if case.quota_groups else k + 3))
+    return build_plan("custom", **keys, kmax=kmax, max_rank=draw(st.integers(1, experts)))
 
 
 @st.composite
@@ -208,19 +202,9 @@ def pad_columns(rows, columns, value):
     return torch.nn.functional.pad(rows, (0, columns - rows.shape[1]), value=value)
 
 
-def router_of(case):
-    groups = case.num_expert_group, case.topk_group
-    more = {"quota_groups": case.quota_groups, "expert_scale": case.expert_scale}
-    return Router(case.top_k, case.scoring, case.bias, case.renormalize, *groups, **more)
-
-
-def batch_of(case):
-    return Batch(case.valid, case.tokens_per_request, case.exact, case.resident, case.slots, case.depth)
-
-
 def run(case, plan, backend):
     """`select` on a case."""
-    return select(case.logits, plan, router_of(case), batch_of(case), case.rank_of_expert, backend)
+    return select(case.logits, plan, case.router, case.batch, case.rank_of_expert, backend)
 
 
 def indices(mask):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from selection.cases import batch_of, fill_logits, router_of, words
+from selection.cases import fill_logits, words
 from selection.compiled import NEEDS_COMPILER
 from selection.interpreter import interpreted
 from sglang_xshare import Batch, Router, select
@@ -25,12 +25,11 @@ EXACT = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
 CLOSE = ("topk_weights", "kept_mass")
 XSHARE, VOTERS = "xshare:k0=1,add=24", "lynx-acc:confidence=0.2"
 BY_MASS = "xshare:k0=2,p=0.6,mass=0.7,utility=full"
-OF_SQUARES = "xshare:k0=1,add=9,utility=squared,own_share=0.75"
-FEW_VOTERS = "lynx-acc:confidence=0.9,max_voters=2,min_votes=1"
 OEA, TRUNCATING = "oea:k0=3,p=0.5,kmax=10,max_rank=12", "moe-spec:budget=6,coverage=truncate"
 PLANS = [
-    *("vanilla", XSHARE, VOTERS, FEW_VOTERS, BY_MASS, OF_SQUARES, OEA, TRUNCATING),
+    *("vanilla", XSHARE, VOTERS, BY_MASS, OEA, TRUNCATING),
     *words("""
+    lynx-acc:confidence=0.9,max_voters=2,min_votes=1 xshare:k0=1,add=9,utility=squared,own_share=0.75
     xshare:k0=1,add_per_request=4 xshare:k0=1,mass=0.9,max_add=7 xshare:k0=1,target_per_rank=5
     xshare:k0=1,target_per_rank=5,balance=fill xshare:k0=1,add=5,add_per_request=1,acceptance=0.7,warm_rows=2
     oea:k0=2,target_per_rank=1 lynx-lat:retain=24 lynx-lat:drop=20 moe-spec:budget=20
@@ -61,8 +60,8 @@ class Backend:
     def place(self, case):
         """(logits, router, batch, ranks) of a drawn case on the backend's device."""
         logits = without_denormals(case.logits.float()).to(self.device, case.logits.dtype)
-        batch = move(batch_of(case), self.device)
-        return logits, move(router_of(case), self.device), batch, torch.tensor(case.rank_of_expert, device=self.device)
+        router, batch = move(case.router, self.device), move(case.batch, self.device)
+        return logits, router, batch, torch.tensor(case.rank_of_expert, device=self.device)
 
     def serves(self, logits, plan, router, batch):
         return self.name != "triton" or supports(plan, router, batch, *logits.shape)
@@ -94,9 +93,6 @@ def make_routers(experts, top_k=8, device=DEVICE):
         "scaled by expert": Router(top_k, expert_scale=4 * bias + 0.5),
         "top-k of each group": Router(top_k, quota_groups=4),
     }
-
-
-ROUTERS = list(make_routers(64))
 
 
 def move(owner, device):

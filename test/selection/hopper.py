@@ -52,17 +52,11 @@ def compile_kernel(case: Case) -> Any:
     return kernel
 
 
-@dataclass(frozen=True)
-class Size:
-    """Of one compiled kernel: instructions, registers a thread, and bytes of stack a thread, which hold what spills."""
+def measure(compiled: Any) -> tuple[int, int, int]:
+    """Instructions, registers of a thread, and bytes of its stack, which hold what spills, by the disassembler.
 
-    instructions: int
-    registers: int
-    stack: int
-
-
-def measure(compiled: Any) -> Size:
-    """What the assembler made of a kernel, by its own disassembler, without the padding behind the last branch."""
+    The padding behind the last branch does not count.
+    """
     with TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
@@ -75,7 +69,7 @@ def measure(compiled: Any) -> Size:
         usage = dict(re.findall(r"(\w+):(\d+)", dump("-res-usage")))
     while instructions[-1].startswith(("NOP", "BRA")):
         instructions.pop()
-    return Size(len(instructions), int(usage["REG"]), int(usage["STACK"]))
+    return len(instructions), int(usage["REG"]), int(usage["STACK"])
 
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -49,18 +49,21 @@ def add_best(S, scores, candidates, budget):
         S.add(best)
 
 
+def each(case, choose):
+    """The experts of every row: as `choose` has it, of an exact row its own top-k, of padding none."""
+    experts = [case.top[i] if i in case.exact_rows else [] for i in range(len(case.P))]
+    for i in case.others:
+        experts[i] = choose(i)
+    return experts
+
+
 def refine(case, S):
     """XShare's refinement: every token routes to its top-k within S."""
-    return with_exact(case, [case.take(rank(S, case.C[i])) if i in case.rows else [] for i in range(len(case.P))])
-
-
-def with_exact(case, experts):
-    """Exact rows have their own top-k, whatever a policy gives the others."""
-    return [case.top[i] if i in case.exact_rows else row for i, row in enumerate(experts)]
+    return each(case, lambda i: case.take(rank(S, case.C[i])))
 
 
 def vanilla(case):
-    experts = [case.top[i] if i in case.rows else [] for i in range(len(case.P))]
+    experts = each(case, lambda i: case.top[i])
     return Answer(set().union(*experts), experts)
 
 
@@ -78,17 +81,7 @@ def warm_up_of(case, i, k0, p):
 
 
 def xshare(
-    case,
-    k0=1,
-    p=1.0,
-    utility="topk",
-    add=0,
-    add_per_request=0,
-    mass=None,
-    max_add=None,
-    target_per_rank=None,
-    balance=None,
-    free_residents=None,
+    case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=None, max_add=None, free_residents=None, **ranks
 ):
     """XShare, Algorithms 2, 4 and 6; Algorithm 1 with `mass` as a threshold. Ours: its cap, `max_add`; and only
     what is not loaded counts.
@@ -114,11 +107,16 @@ def xshare(
         while sum(scores[e] for e in S_batch | (everyone - paid)) < math.ceil(mass * sum(scores)) and added != max_add:
             S_batch.add(argmax(paid - S_batch, scores))
             added += 1
-    if target_per_rank is not None:
-        gpu_aware_greedy(case, S_batch, scores, target_per_rank, balance)
-    if free is not None:
-        let_residents_join(case, first, S_batch, scores, free)
+    complete(case, first, S_batch, scores, free, **ranks)
     return Answer(S_batch, refine(case, S_batch))
+
+
+def complete(case, first, S, scores, free, target_per_rank=None, balance="literal"):
+    """What joins S last: experts of each rank, and residents."""
+    if target_per_rank is not None:
+        gpu_aware_greedy(case, S, scores, target_per_rank, balance)
+    if free is not None:
+        let_residents_join(case, first, S, scores, free)
 
 
 def let_residents_join(case, first, S, scores, free):
@@ -126,11 +124,7 @@ def let_residents_join(case, first, S, scores, free):
     added = S - first
     S &= first
     for candidates in (added, free):
-        while case.slots is None or len(S) < case.slots:
-            best = argmax(candidates - S, scores)
-            if best is None:
-                break
-            S.add(best)
+        add_best(S, scores, candidates, (case.slots or case.num_experts) - len(S))
 
 
 def gpu_aware_greedy(case, S, scores, m_g, balance):
@@ -144,18 +138,12 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
         m_g = max(m_g, max(len(S & E[g]) for g in range(G)))
     if balance in ("fill", "level"):
         for g in range(G):
-            while len((S - free) & E[g]) < m_g:
-                best = argmax(E[g] - S, scores)
-                if best is None:
-                    break
-                S.add(best)
+            add_best(S, scores, E[g], m_g - len((S - free) & E[g]))
         return
     while len(S - free) < m_g * G:
         before = len(S)
         for g in range(G):
-            best = argmax(E[g] - S, scores)
-            if best is not None:
-                S.add(best)
+            add_best(S, scores, E[g], 1)
         if len(S) == before:
             break
 
@@ -163,44 +151,36 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
 def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None, free_residents=None):
     """OEA, Algorithm 2. Its break test lets one expert too many through; the text's exact kmax is meant."""
     kmax = kmax or case.top_k
-    max_rank = max_rank or case.num_experts
-    base = {i: case.top[i] if i in case.exact_rows else warm_up_of(case, i, k0, p) for i in case.rows}
-    S_base = set().union(*base.values())
-    first, scores, free = set(S_base), utility_of(case, case.rows, "topk"), case.free(free_residents)
-    if target_per_rank is not None:
-        gpu_aware_greedy(case, S_base, scores, target_per_rank, "level")
-    if free is not None:
-        let_residents_join(case, first, S_base, scores, free)
-    experts: list[list[int]] = [[] for _ in case.P]
-    for i in case.rows:
+    base = each(case, lambda i: warm_up_of(case, i, k0, p))
+    S_base = set().union(*base)
+    scores = utility_of(case, case.rows, "topk")
+    complete(case, set(S_base), S_base, scores, case.free(free_residents), target_per_rank, "level")
+
+    def piggyback(i):
+        S_i, reach = list(base[i]), case.ranking[i][:max_rank]
         if case.quota_groups:
-            reach = {*base[i], *(S_base & set(case.ranking[i][:max_rank]))}
-            experts[i] = case.take(rank(reach, case.C[i]))
-            continue
-        S_i = list(base[i])
-        for j in range(len(S_i), min(max_rank, len(case.ranking[i]))):
-            if len(S_i) >= kmax:
-                break
-            if case.ranking[i][j] in S_base:
-                S_i.append(case.ranking[i][j])
-        experts[i] = S_i
-    return Answer(S_base, with_exact(case, experts))
+            return case.take(rank({*S_i, *(S_base & set(reach))}, case.C[i]))
+        for j in reach[len(S_i) :]:
+            if len(S_i) < kmax and j in S_base:
+                S_i.append(j)
+        return S_i
+
+    return Answer(S_base, each(case, piggyback))
 
 
 def pruned(case, k0, p=1.0):
-    experts = [warm_up_of(case, i, k0, p) if i in case.rows else [] for i in range(len(case.P))]
-    experts = with_exact(case, experts)
+    experts = each(case, lambda i: warm_up_of(case, i, k0, p))
     return Answer(set().union(*experts), experts)
 
 
 def dynamic_skip(case, beta):
     """NAEE: an expert after the first is skipped where it scores less than beta times the first."""
-    experts: list[list[int]] = [[] for _ in case.P]
-    for i in case.rows:
-        for rank_, j in enumerate(case.top[i]):
-            if rank_ == 0 or not case.P[i][j] < beta * case.P[i][case.top[i][0]]:
-                experts[i].append(j)
-    experts = with_exact(case, experts)
+
+    def keep(i):
+        top = case.top[i]
+        return [j for j in top if j == top[0] or not case.P[i][j] < beta * case.P[i][top[0]]]
+
+    experts = each(case, keep)
     return Answer(set().union(*experts), experts)
 
 
@@ -226,19 +206,11 @@ def lynx_lat(case, retain=None, drop=None):
 
 def lynx_acc(case, confidence, max_voters=8, min_votes=2):
     """Lynx 4.3: only confident tokens vote."""
-
-    def confidence_of(i):
-        total = sum(fixed(x) for x in case.M[i])
-        return max(fixed(x) for x in case.M[i]) / total if total else 0.0
-
-    by_confidence = sorted(case.others, key=lambda i: (-confidence_of(i), i))
-    voters: list[int] = []
-    for i in by_confidence:
-        total = sum(fixed(x) for x in case.M[i])
-        if total > 0 and max(fixed(x) for x in case.M[i]) >= math.ceil(confidence * total) and len(voters) < max_voters:
-            voters.append(i)
-    if not voters:
-        voters = by_confidence[:1]
+    scores = {i: [fixed(x) for x in case.M[i]] for i in case.others}
+    confidences = {i: max(row) / sum(row) if sum(row) else 0.0 for i, row in scores.items()}
+    by_confidence = sorted(case.others, key=lambda i: (-confidences[i], i))
+    sure = [i for i in by_confidence if sum(scores[i]) > 0 and max(scores[i]) >= math.ceil(confidence * sum(scores[i]))]
+    voters = sure[:max_voters] or by_confidence[:1]
     votes = votes_of(case, voters)
     S = case.held() | {j for j in range(case.num_experts) if votes[j] >= min_votes}
     for i in voters:
@@ -266,8 +238,7 @@ def moe_spec(
         lost = [i for i in case.rows if case.top[i] and not S & set(case.top[i])]
         S |= {case.top[i][0] for i in lost}
         rescued = len(lost)
-    experts = [[j for j in case.top[i] if j in S] if i in case.rows else [] for i in range(len(case.P))]
-    return Answer(S, experts, rescued, whole=case.top)
+    return Answer(S, each(case, lambda i: [j for j in case.top[i] if j in S]), rescued, whole=case.top)
 
 
 ALGORITHMS: dict[str, Callable[..., Answer]] = {

@@ -1,45 +1,37 @@
 """A batch and a router in plain numbers, as the papers' algorithms take them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+
+from sglang_xshare import Batch, Router
 
 MINUS_INF = -math.inf
 
 
 @dataclass
 class Case:
-    """A batch and a model's router, in plain numbers. Rows belong to requests of `tokens_per_request`."""
+    """A batch and a model's router, in plain numbers. A case has the attributes of both."""
 
     logits: torch.Tensor
-    top_k: int
-    scoring: str = "softmax"
-    bias: torch.Tensor | None = None
-    renormalize: bool = True
-    num_expert_group: int | None = None
-    topk_group: int | None = None
-    valid: torch.Tensor | None = None
-    tokens_per_request: int = 1
-    rank_of_expert: list[int] | None = None
-    quota_groups: int | None = None
-    expert_scale: torch.Tensor | None = None
-    exact: torch.Tensor | None = None
-    resident: torch.Tensor | None = None
-    slots: int | None = None
-    depth: torch.Tensor | None = None
+    router: Router
+    batch: Batch
+    rank_of_expert: list[int]
 
     def __post_init__(self):
-        rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]
+        vars(self).update(vars(self.router) | vars(self.batch))
         n, self.num_experts = self.logits.shape
-        table = torch.tensor(rows).view(n, self.num_experts)
+        table = torch.where(self.logits.isfinite(), self.logits.float(), MINUS_INF)
+        rows = table.tolist()
         self.P = [[0.0 if math.isnan(x) else x for x in row] for row in self.score(table).tolist()]
         # What is added up: of scores without an upper bound, their shares of the row.
         self.M = self.P
         if self.scoring == "sqrtsoftplus":
             self.M = [[x / sum(row) if sum(row) > 0 else 0.0 for x in row] for row in self.P]
-        biased = rows if self.bias is None else (torch.tensor(self.P).view_as(table) + self.bias.float()).tolist()
+        bias = self.correction_bias
+        biased = rows if bias is None else (torch.tensor(self.P).view_as(table) + bias.float()).tolist()
         self.C = [
             self.limit_groups([MINUS_INF if x == MINUS_INF else c for x, c in zip(row, biased[i], strict=True)])
             for i, row in enumerate(rows)
@@ -49,6 +41,10 @@ class Case:
         self.others = [i for i in self.rows if i not in self.exact_rows]
         self.ranking = [rank(range(self.num_experts), choice) for choice in self.C]
         self.top = [self.take(ranked) for ranked in self.ranking]
+
+    def but(self, **batch):
+        """The case with another batch."""
+        return replace(self, batch=replace(self.batch, **batch))
 
     def score(self, table):
         if self.scoring == "sqrtsoftplus":
@@ -75,7 +71,7 @@ class Case:
         for group in groups:
             best = sorted((choice[j] for j in group), reverse=True)
             score = np.float32(best[0])
-            if self.bias is not None and size > 1:
+            if self.correction_bias is not None and size > 1:
                 score = score + np.float32(best[1])
             group_scores.append(float(score))
         ranked = sorted(range(len(groups)), key=lambda g: (-group_scores[g], g))

@@ -92,7 +92,7 @@ def test_depth_counts_in_verification_alone(backend):
         case = data.draw(cases(max_tokens=4))
         plan = data.draw(plans(case, "free"))
         plain = dataclasses.replace(plan, acceptance=1.0, warm_rows=None)
-        decode = dataclasses.replace(case, tokens_per_request=1, depth=None)
+        decode = case.but(tokens_per_request=1, depth=None)
         all_warm = dataclasses.replace(plain, warm_rows=64 if plan.k0 else None)
         for step, weighed in ((decode, plan), (case, all_warm)):
             found, expected = run(step, weighed, backend.name), run(step, plain, backend.name)
@@ -102,7 +102,7 @@ def test_depth_counts_in_verification_alone(backend):
                 assert torch.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True), name
         for one, other in ((255, 10_000), (0, -7), (255, 2**31 - 1)):
             depths = [torch.full((len(case.P),), depth, dtype=torch.int32) for depth in (one, other)]
-            first, second = (run(dataclasses.replace(case, depth=depth), plan, backend.name) for depth in depths)
+            first, second = (run(case.but(depth=depth), plan, backend.name) for depth in depths)
             assert torch.equal(first.selected, second.selected)
 
     check()

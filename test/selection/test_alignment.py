@@ -79,10 +79,13 @@ def test_an_expert_that_fills_many_slots_of_several_rows(kernel):
 
 
 def test_what_is_not_aligned(kernel):
-    """Several programs, empty slots, masked logits, no slots, and no row."""
+    """Several programs, more rows or pairs than an int32 has bits for, empty slots, masked logits, no slots, no row."""
     others = [RunnerSlots(empty=True, aligned=True), RunnerSlots(masked=True, aligned=True), RunnerSlots(), None]
-    for rows, slots in [(17, ALIGNED), (0, ALIGNED), *((16, one) for one in others)]:
-        assert kernel(make_logits("normal", rows, 64), spell(XSHARE), Router(4), slots=slots).alignment is None
+    for rows, slots in [(0, ALIGNED), (17, ALIGNED), (33, ALIGNED), *((16, one) for one in others)]:
+        assert kernel(make_logits("normal", rows, 32), spell(XSHARE), Router(4), slots=slots).alignment is None
+    for columns in (128, 129):
+        found = compare(kernel, make_logits("normal", 16, 32), spell(f"oea:kmax={columns}"), Router(4), slots=ALIGNED)
+        assert (found.alignment is None) == (columns == 129)
     alignment = kernel(make_logits("normal", 16, 64), spell(XSHARE), Router(4), slots=ALIGNED).alignment
     assert [len(one) for one in alignment] == [16 * 64, 64, 1]
     assert all(one.data_ptr() % 16 == 0 for one in alignment), "another kernel would be compiled for it"

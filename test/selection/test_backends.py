@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selection.cases import DTYPES, EVERY_PLAN, KINDS, cases, fill_logits, indices, pad_columns, plans, spell, words
-from selection.compared import HERE, PLANS, compare, make_logits, make_routers
+from selection.cases import DTYPES, EVERY_PLAN, KINDS, cases, fill_logits, indices, pad_columns, plans, spell
+from selection.compared import CLOSE, EXACT, HAS_GPU, HERE, PLANS, compare, make_logits, make_ranks, make_routers, move
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.mask import check_maskable
 from sglang_xshare.types import SCORINGS
 
-SLOTS = [None, RunnerSlots(), RunnerSlots(empty=True), RunnerSlots(shared=2, shared_weight=0.4, aligned=True)]
+SLOTS = [None, RunnerSlots(), RunnerSlots(empty=True, shared=1), RunnerSlots(shared=2, shared_weight=0.4, aligned=True)]
 MASKED = RunnerSlots(masked=True)
 
 
@@ -35,9 +35,9 @@ def check_exact(backend, found, call):
         assert found.rescued == 0
 
 
-def is_maskable(plan, router):
+def accepts(check, *given):
     try:
-        check_maskable(plan, router)
+        check(*given)
     except ValueError:
         return False
     return True
@@ -52,7 +52,7 @@ def check_drawn(backend, data, policy, **sizes):
         with pytest.raises(ValueError, match=r"supports|not implemented by backend triton"):
             backend(*call)
         return
-    if slots is MASKED and not is_maskable(plan, call[2]):
+    if slots is MASKED and not accepts(check_maskable, plan, call[2]):
         slots = None
     found = compare(backend, *call, slots)
     assert slots is None or slots.masked or slots.empty or (found.topk_ids >= 0).all()
@@ -74,20 +74,25 @@ def test_drawn(backend, policy, many):
     check()
 
 
-SHAPES = [(5, 40, SLOTS[1]), (16, 128, SLOTS[3]), (20, 160, None), (40, 64, SLOTS[3])]
+SHAPES = [(5, 40, SLOTS[1]), (16, 128, SLOTS[3]), (20, 160, None), (40, 64, SLOTS[3]), (0, 64, SLOTS[1])]
 
 
 @pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
 def test_each_plan(backend, text, shape):
-    """Whatever is drawn: in one program of the kernel and in several, beside padding and exact rows, in each dtype.
-    16-bit logits take another way to break ties than fp32.
+    """Whatever is drawn: in one program of the kernel and in several, beside padding, exact rows and residents, in each
+    dtype, by each router that the plan and the backend take. 16-bit logits take another way to break ties than fp32.
     """
-    rows, experts, slots = SHAPES[shape]
-    turn, row = shape + PLANS.index(text), torch.arange(rows, device=backend.device)
+    (rows, experts, slots), plan = SHAPES[shape], spell(text)
+    turn = shape + len(SHAPES) * PLANS.index(text)
+    row, expert = (torch.arange(size, device=backend.device) for size in (rows, experts))
     logits = make_logits(KINDS[turn % len(KINDS)], rows, experts, turn, DTYPES[turn % 3], backend.device)
-    batch = Batch(row % 5 != 3, 2 if rows % 2 == 0 else 1, row % 3 == 1 if turn % 2 else None)
-    compare(backend, logits, spell(text), Router(6), batch, slots=slots)
+    exact, resident = row % 3 == 1 if turn % 2 else None, expert % 3 != 1 if turn % 4 > 1 else None
+    batch = Batch(row % 5 != 3, 2 if rows % 2 == 0 else 1, exact, resident, 12 if turn % 9 < 6 else None)
+    router = list(make_routers(experts, 8, backend.device).values())[turn % 11]
+    if not (accepts(plan.check_router, router) and backend.serves(logits, plan, router, batch)):
+        router = Router(6)
+    compare(backend, logits, plan, router, batch, slots=slots)
 
 
 def test_equal_scores_reach_a_share_with_a_whole_number_of_experts(backend):
@@ -136,14 +141,16 @@ def test_utilities_beyond_31_bits_together_and_alone_near_them(backend, rows, ex
 
 @pytest.mark.parametrize("slices", [(slice(None), slice(3, 35)), (slice(None, None, 2), slice(None)), None])
 def test_strides(backend, slices):
-    """Logits that are part of a larger tensor, or lie the other way round; flags and a bias too."""
+    """Logits that are part of a larger tensor, or lie the other way round; all that a batch has, and a bias too."""
     wide = fill_logits("normal", 32, 64, 0).to(backend.device)
     logits = wide.T if slices is None else wide[slices]
     row, expert = (torch.arange(2 * size, device=backend.device) for size in logits.shape)
     bias = torch.linspace(-1, 1, len(expert), dtype=torch.bfloat16, device=backend.device)[::2]
-    batch = Batch((row % 5 != 2)[::2], 1, (row % 7 == 0)[::2], (expert % 3 == 0)[::2], logits.shape[1])
+    marks = (row % 5 != 2)[::2], 2, (row % 7 == 0)[::2], (expert % 3 == 0)[::2]
+    batch = Batch(*marks, logits.shape[1], (row % 3).int()[::2])
     router = Router(8, "sigmoid", bias, expert_scale=bias.double() + 2)
-    compare(backend, logits, spell("xshare:k0=1,add=24"), router, batch)
+    plan = spell("xshare:k0=1,add=4,target_per_rank=5,balance=fill,acceptance=0.5,warm_rows=2")
+    compare(backend, logits, plan, router, batch, (expert % 4)[::2])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -215,36 +222,17 @@ def test_scaling_multiplies_every_weight(backend):
     assert torch.equal(scaled.kept_mass, plain.kept_mass)
 
 
-@pytest.mark.parametrize("backend", HERE, indirect=True)
 def test_bias_and_groups_decide(backend):
     """The laws would hold for a router that ignored them."""
-    biased = Router(1, "sigmoid", torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0]))
-    assert backend(torch.zeros(1, 8), VANILLA, biased).topk_ids.tolist() == [[5]]
-    logits = torch.tensor([[3.0, 0, 0, 0, 2, 2, 0, 0]])
-    assert backend(logits, VANILLA, Router(2, num_expert_group=2, topk_group=1)).topk_ids.tolist() == [[0, 1]]
-    grouped = Router(2, "sigmoid", torch.zeros(8), num_expert_group=2, topk_group=1)
-    assert backend(logits, VANILLA, grouped).topk_ids.tolist() == [[4, 5]], "two of a group outweigh its best"
-
-
-FULL_BUDGETS = words("""
-xshare:k0=1,add=32 xshare:k0=0,add=32 xshare:k0=0,add_per_request=32 xshare:k0=1,add=32,utility=squared
-xshare:k0=0,mass=1.0 xshare:k0=0,mass=1.0,max_add=32 xshare:target_per_rank=32 xshare:target_per_rank=32,balance=fill
-xshare:target_per_rank=32,balance=level oea:k0=4 pruned:k0=4 dynamic-skip:beta=0 lynx-lat:retain=32 lynx-lat:drop=0
-lynx-acc:confidence=0.01,max_voters=99,min_votes=1 moe-spec:budget=32 moe-spec:budget=32,coverage=truncate
-moe-spec:budget=32,utility=squared moe-spec:budget=32,scope=request
-""")
-
-
-@pytest.mark.parametrize("text", FULL_BUDGETS)
-def test_a_full_budget_is_vanilla(text):
-    """Weights to the last bit."""
-    batch, ranks = Batch(torch.arange(12) % 5 != 3, tokens_per_request=3), torch.arange(32) // 8
-    for kind, router in make_routers(32, 4, "cpu").items():
-        logits = fill_logits("ties" if "bias" in kind else "normal", 12, 32, seed=7)
-        out, vanilla = select(logits, spell(text), router, batch, ranks), select(logits, VANILLA, router, batch)
-        for name in ("topk_ids", "topk_weights", "active"):
-            assert torch.equal(getattr(out, name), getattr(vanilla, name)), (kind, name)
-        assert torch.equal(vanilla.active, vanilla.vanilla_active)
+    bias, logits = torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0]), torch.tensor([[3.0, 0, 0, 0, 2, 2, 0, 0]])
+    for router, ids in (
+        (Router(1, "sigmoid", 4 * bias), [5]),
+        (Router(2, num_expert_group=2, topk_group=1), [0, 1]),
+        (Router(2, "sigmoid", 0 * bias, num_expert_group=2, topk_group=1), [4, 5]),  # two outweigh a group's best
+        (Router(2, "sigmoid", bias, num_expert_group=8, topk_group=3), [5, 0]),  # of groups that have no second
+    ):
+        found = compare(backend, logits.to(backend.device), VANILLA, move(router, backend.device))
+        assert found.topk_ids.tolist() == [ids]
 
 
 def test_vanilla_is_upstreams_top_k():
@@ -254,3 +242,28 @@ def test_vanilla_is_upstreams_top_k():
     weights, ids = logits.softmax(-1).topk(8)
     assert torch.equal(out.topk_ids, ids.int())
     assert torch.equal(out.topk_weights, weights / weights.sum(-1, keepdim=True))
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("text", PLANS)
+@pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
+@pytest.mark.parametrize("marks", [False, True])
+def test_graph_replay(text, rows, experts, marks):
+    """A replay reads the logits, `valid` and which rows are exact that are there when it runs, again and again."""
+    logits = make_logits("normal", rows, experts)
+    row = torch.arange(rows, device="cuda")
+    valid, exact = row >= 0, row >= 0
+    call = logits, spell(text), Router(8), Batch(valid, exact=exact if marks else None), make_ranks(logits)
+    select(*call, backend="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = select(*call, backend="triton")
+    for seed in range(20):
+        logits.copy_(make_logits("ties", rows, experts, seed))
+        valid.copy_(row % (seed + 2) != 1)
+        exact.copy_(row % (seed + 1) == 0)
+        graph.replay()
+        expected = select(*call, backend="reference")
+        for field in EXACT:
+            assert torch.equal(getattr(found, field), getattr(expected, field)), (seed, field)
+        assert all(getattr(found, field).isfinite().all() for field in CLOSE)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from selection.cases import SPECIAL, cases, indices, keys_for, run
 from selection.oracle import ALGORITHMS
 from selection.oracle_case import Case
-from sglang_xshare import build_plan
+from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.policies import list_policies
 from sglang_xshare.types import SCORINGS
 
@@ -108,13 +108,12 @@ def test_special_values(policy, data):
     """Every element drawn by itself, so that a failure shrinks to the few that matter."""
     rows = data.draw(st.integers(1, 4))
     values = st.lists(st.sampled_from(SPECIAL), min_size=8, max_size=8)
-    case = Case(
-        torch.tensor([data.draw(values) for _ in range(rows)]),
-        top_k=data.draw(st.integers(1, 4)),
-        scoring=data.draw(st.sampled_from(SCORINGS)),
-        bias=data.draw(st.sampled_from([None, torch.tensor([0.0, 0.5] * 4)])),
-        renormalize=data.draw(st.booleans()),
-        valid=data.draw(st.sampled_from([None, torch.arange(rows) != 1])),
-        rank_of_expert=[0, 1, 2, 3] * 2,
+    router = Router(
+        data.draw(st.integers(1, 4)),
+        data.draw(st.sampled_from(SCORINGS)),
+        data.draw(st.sampled_from([None, torch.tensor([0.0, 0.5] * 4)])),
+        data.draw(st.booleans()),
     )
+    batch = Batch(data.draw(st.sampled_from([None, torch.arange(rows) != 1])))
+    case = Case(torch.tensor([data.draw(values) for _ in range(rows)]), router, batch, [0, 1, 2, 3] * 2)
     check(case, policy, data.draw(keys_for(policy, case)))

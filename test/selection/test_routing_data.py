@@ -76,6 +76,6 @@ def test_compiles_for_hopper(renumber, pairs):
     with compiling() as compiled:
         ids = torch.zeros(pairs // 4, 4, dtype=torch.int32)
         build_routing(ids, ids.float(), 128, torch.bfloat16, renumber)
-    found = measure(*compiled.kernels.values())
-    assert found.stack == 0, found
-    assert found.instructions <= 1400, found
+    instructions, _, stack = measure(*compiled.kernels.values())
+    assert stack == 0
+    assert instructions <= 1400

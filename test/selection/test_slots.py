@@ -1,11 +1,8 @@
-"""Slots as MoE runners take them: none empty, no expert more active; shared experts' columns."""
+"""Slots as MoE runners take them: none empty, no expert more active. test_backends.py has them of every backend."""
 
 import pytest
 import torch
 
-from selection.cases import fill_logits, spell
-from selection.compared import HERE
-from sglang_xshare import Batch, Router, RunnerSlots
 from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, refill_slots
 
 
@@ -60,26 +57,3 @@ def test_slots_are_filled_anew_from_places_in_use():
     assert refill_slots(ids[:0], weights[:0]).shape == (0, 3)
     ids[1] = -1  # of a row that upstream takes for padding
     assert refill_slots(ids, weights)[1].tolist() == [6, 6, 6]
-
-
-@pytest.mark.parametrize("backend", HERE, indirect=True)
-@pytest.mark.parametrize("text", ["custom:k0=1,add=2,max_rank=5", "dynamic-skip:beta=0.4", "pruned:k0=2"])
-def test_what_a_runner_gets(backend, text):
-    """Filled slots, at the weights of the bare ones; shared experts in columns behind the others."""
-    call = fill_logits("normal", 7, 24, 0), spell(text), Router(4), Batch(torch.arange(7) % 3 != 1)
-    shared = torch.tensor([[24, 25]] * 7, dtype=torch.int32)
-    bare, filled = backend(*call), backend(*call, slots=RunnerSlots())
-    both = backend(*call, slots=RunnerSlots(shared=2, shared_weight=0.4))
-    assert (bare.topk_ids < 0).any()
-    filler = find_filler(bare.selected, bare.vanilla_active, bare.active)
-    assert bare.active[filler]
-    assert torch.equal(filled.topk_ids, fill_slots(bare.topk_ids, filler))
-    assert torch.equal(filled.topk_weights, bare.topk_weights)
-    assert torch.equal(both.topk_ids, torch.cat([filled.topk_ids, shared], 1))
-    assert torch.equal(both.topk_weights, torch.cat([filled.topk_weights, torch.full((7, 2), 0.4)], 1))
-    empty = backend(*call, slots=RunnerSlots(empty=True, shared=2, aligned=True))
-    assert torch.equal(empty.topk_ids, torch.cat([bare.topk_ids, shared], 1))
-    for found in (filled, both, empty):
-        assert found.topk_ids.dtype == torch.int32
-        assert torch.equal(found.active, bare.active)
-        assert found.alignment is None, "upstream aligns what no kernel has aligned"

@@ -23,7 +23,7 @@ if [[ ! -f $venv/.installed ]]; then
     { rm -rf "$venv" && mkdir -p "$venv" && touch "$venv/.begun"; } 2>/dev/null || refuse "CUDA_VENV=$venv cannot be made"
     echo "test-cuda: making $venv: SGLang $SGLANG for CUDA (10 GB)"
     python3 -m venv "$venv"
-    "$python" -m pip install --quiet --disable-pip-version-check "sglang==$SGLANG" unidiff hypothesis pytest pytest-timeout
+    "$python" -m pip install --quiet --disable-pip-version-check "sglang==$SGLANG" unidiff hypothesis pytest pytest-timeout pytest-xdist
     touch "$venv/.installed"
 fi
 found=$("$python" -c 'from importlib.metadata import version; print(version("sglang"))')

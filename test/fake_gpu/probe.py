@@ -22,8 +22,8 @@ def install(layers: Any) -> None:
     """Follow module `sglang_xshare.stage.layer`."""
     if os.environ.get("FAKE_GPU_FORGET"):
         select = layers.select
-        layers.select = lambda logits, plan, router, batch, **keys: select(
-            logits, plan, router, replace(batch, resident=None, slots=None), **keys
+        layers.select = lambda logits, plan, router, batch, *ranks, **keys: select(
+            logits, plan, router, replace(batch, resident=None, slots=None), *ranks, **keys
         )
     if path := os.environ.get("FAKE_GPU_PROBE"):
         _follow(layers.Layer, Path(path))

@@ -43,6 +43,8 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch, policy, keys
     assert find_limit(args, 4, TOP_K, EXPERTS, SLOTS) == limit
     assert find_limit(args, 8, TOP_K, EXPERTS, EXPERTS) == (8 if policy in (None, "vanilla") else 64)
     assert find_limit(args, 8, TOP_K, EXPERTS, None) == 8, "slots that SGLang has yet to size fit nothing"
+    graphs.decode.bs = sizes[:1]
+    assert find_limit(args, 4, TOP_K, EXPERTS, SLOTS) == limit, "the next layer, after the first has limited the list"
     graphs.decode.bs = None
     assert find_limit(args, 8, TOP_K, EXPERTS, SLOTS) == 8, "no graph is captured"
 

@@ -63,6 +63,25 @@ def test_switches_that_graphs_cannot_follow_capture_the_sizes_that_fit(serve, tm
     check(server, LAYERS, 2 * 2)
 
 
+def test_graphs_grow_beyond_the_largest_of_the_start(serve):
+    """Under observe 4 rows fit 32 slots. The buffers of SGLang's graphs were made for these."""
+    graphs = ("--cuda-graph-bs-decode", "8", "16", "--disable-prefill-cuda-graph")
+    plans = json.dumps({"plans": ["xshare:k0=1,add=4"]})
+    server = serve(TRAINED, *PAGED, "--expert-policy", "observe", "--expert-policy-config", plans, *graphs)
+    assert count_captured(server) == 1
+    for policy, recaptured, captured in (
+        ({"policy": "xshare", "k0": 1, "add": 4}, True, [8, 16]),
+        ({"policy": "vanilla"}, False, [8, 16]),
+        ({"policy": "xshare", "k0": 1, "add": 6}, False, [8, 16]),
+    ):
+        answer = server.switch(policy)
+        assert (answer["recaptured"], answer["limits"]["captured_rows"]) == (recaptured, captured)
+    eager = count_eager(server)
+    assert count_steps(server.generate(14, 12)) == {(11, 11)}
+    assert count_eager(server) == eager
+    check(server, LAYERS, 2 * 2)
+
+
 def test_without_a_policy_graphs_are_sglangs(serve):
     server = serve(TRAINED, *PAGED, "--cuda-graph-bs-decode", "1", "4", "8", "16", "--disable-prefill-cuda-graph")
     assert count_captured(server) == 2

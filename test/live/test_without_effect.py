@@ -39,6 +39,17 @@ def test_what_no_batch_of_a_running_server_reaches_is_refused(control):
     assert asked.post({"policy": "xshare", "min_rows": 16})["switches"] == 1
 
 
+def test_with_paged_experts_a_batch_between_captured_sizes_has_its_own_rows(control):
+    """A graph whose experts may not fit the page slots is not captured, and then SGLang does not pad the batch."""
+    between, beyond = ({"policy": "xshare", "min_rows": 9, "max_rows": 13}, {"policy": "xshare", "min_rows": 17})
+    for slots, keys, limits in ((EXPERTS, between, "9 to max_rows = 13"), (16, beyond, "17")):
+        asked = control(enable_paged_experts=True, paged_experts_num_resident=slots)
+        asked.stage.find_batches = lambda rows: Batches((8, 16), most=16)
+        with refused(f"--expert-policy xshare with min_rows = {limits}"):
+            asked.post(keys)
+    assert asked.post(between)["switches"] == 1
+
+
 LIMITS = [
     ({"min_rows": 16}, None),
     ({"min_rows": 17}, "min_rows = 17"),

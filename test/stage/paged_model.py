@@ -12,6 +12,7 @@ from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
+from sglang_xshare.upstream.graphs import find_cap
 from sglang_xshare.upstream.paging import find_paging
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter, make_stage, runner
 
@@ -89,6 +90,9 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
         layers, make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8)), device=device, trace=trace
     )
     monkeypatch.setattr(hooks, "_stage", stage)
+    monkeypatch.setattr(
+        "sglang_xshare.stage.switch.find_largest", lambda fits: find_cap(stage.find_batches("batch").captured[-1], fits)
+    )
     reports = Reports(stage)
     monkeypatch.setattr(hooks, "_reports", reports)
     model.runner = runner(model)

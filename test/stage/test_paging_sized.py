@@ -118,3 +118,15 @@ def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monk
         assert (switch(stage, schedule, REPORTER, recaptures=may_capture) is not None) == captures
         assert stage.graphs.rows == rows
     assert [size for size in (4, 8) if allows_graph(size)] == [4]
+
+
+def test_a_request_pool_limits_the_sizes_that_a_switch_captures(monkeypatch):
+    """Otherwise each switch would capture the same graphs again."""
+    monkeypatch.setattr("stage.switching.SIZES", (4,))
+    model = PagedModel()
+    stage = put(monkeypatch, model, **PUBLISHED)
+    stage.device, stage.find_batches = "cuda", lambda rows: Batches((4,), most=4)
+    stage.recapture = capture = Capturing(monkeypatch, model)
+    capture()
+    monkeypatch.setattr("sglang_xshare.stage.switch.find_largest", lambda fits: 8)
+    assert switch(stage, make_schedule("xshare", k0=1, add=1), REPORTER) is None

@@ -6,22 +6,32 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.upstream.graphs import capture_again, list_sizes
+from sglang_xshare.upstream.graphs import capture_again, find_largest, keep_sizes, list_sizes
 
 
 class Runner:
     """Notes the sizes that SGLang would capture."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        self.decode = SimpleNamespace(bs=[1, 2, 4])
+        self.decode = SimpleNamespace(bs=[1, 2, 4], max_bs=4)
         self.captured: list[list[int]] = []
         self.error = error
         self.decode_cuda_graph_runner: object | None = object()
         graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=self.decode))
-        monkeypatch.setattr("sglang.srt.runtime_context.get_exec", lambda: SimpleNamespace(graph=graph))
+        self.lora = SimpleNamespace(enable_lora=False)
+        context = "sglang.srt.runtime_context"
+        monkeypatch.setattr(f"{context}.get_exec", lambda: SimpleNamespace(graph=graph))
+        monkeypatch.setattr(f"{context}.get_lora", lambda: self.lora)
+        monkeypatch.setattr(
+            "sglang.srt.model_executor.graph_shared_output.GraphSharedOutput.create_for_model_runner",
+            lambda runner: max(runner.decode.bs),
+        )
+
+    graph_shared_output = 4
 
     def init_decode_cuda_graph(self) -> None:
         self.decode_cuda_graph_runner = None
+        assert self.graph_shared_output >= max(self.decode.bs), "the logits of each graph fit their buffer"
         self.captured.append(self.decode.bs)
         if self.error is not None:
             raise self.error
@@ -83,7 +93,21 @@ def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
     runner = Runner(monkeypatch)
     capture_again(runner, SimpleNamespace(draft_worker=None), fits)
     assert runner.captured == [sizes]
-    assert runner.decode.bs == [1, 2, 4]
+    assert runner.decode.bs == sizes, "the checks of a POST read the captured sizes from this list"
+
+
+@pytest.mark.parametrize(("enable_lora", "sizes"), [(False, [1, 2, 3]), (True, [1, 2])], ids=["plain", "LoRA"])
+def test_graphs_grow_beyond_those_of_the_start(enable_lora, sizes, monkeypatch):
+    """At the start SGLang limits its list to the sizes that fit then. LoRA's buffers have the size of that limit."""
+    runner = Runner(monkeypatch)
+    runner.lora.enable_lora = enable_lora
+    assert keep_sizes(runner.decode) == [1, 2, 4]
+    runner.decode.bs, runner.decode.max_bs, runner.graph_shared_output = [1, 2], 2, 2
+    assert keep_sizes(runner.decode) == [1, 2, 4], "the next layer gets the list from before the limit"
+    for least, captured in ((4, sizes), (2, [1]), (4, sizes)):
+        assert find_largest(lambda size, least=least: size < least) == captured[-1]
+        capture_again(runner, SimpleNamespace(draft_worker=None), lambda size, least=least: size < least)
+        assert runner.captured.pop() == captured
 
 
 def test_a_capture_that_fails_keeps_the_sizes(monkeypatch):

@@ -1,15 +1,17 @@
-"""The largest batch size for which SGLang captures a decode graph if experts are paged.
+"""The batch sizes for which SGLang captures a decode graph if experts are paged.
 
 With paged experts, each layer holds at most `slots` experts on the GPU.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from ..policies.bounds import fits_slots
 from ..policies.schedule import Schedule
 from ..types import Router
-from ..upstream.graphs import find_cap
-from ..upstream.server import resolved
+from ..upstream.batches import Batches
+from ..upstream.graphs import find_cap, keep_sizes
+from ..upstream.server import pages_experts, resolved
 from .arguments import read_arguments
 
 
@@ -29,8 +31,25 @@ def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, sl
     `requests` is SGLang's own limit, `slots` // top-k. Return this limit if the stage is off, if `slots` is not
     known yet (None), or if SGLang captures no decode graphs.
     """
-    arguments, sizes = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode.bs
-    if arguments is None or slots is None or not sizes:
+    arguments, decode = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode
+    if arguments is None or not decode.bs:
         return requests
-    schedule = arguments.schedule
-    return find_cap(sizes, lambda size: fits(schedule, size, top_k, num_experts, slots))
+    largest = max(keep_sizes(decode))  # before SGLang limits its list
+    if slots is None:
+        return requests
+    return find_cap(largest, lambda size: fits(arguments.schedule, size, top_k, num_experts, slots))
+
+
+def limit_batches(batches: Batches, schedule: Schedule | None, config: Any, top_k: int, num_experts: int) -> Batches:
+    """Return `batches` with only the captured sizes that a server with paged experts captures under `schedule`.
+
+    Without paged experts, return `batches`. A size whose active experts may not fit the page slots is not captured, so
+    SGLang does not pad a batch to this size.
+    """
+    if not (pages_experts(config) and batches.captured):
+        return batches
+    slots = config.paged_experts_num_resident
+    if slots is None:  # SGLang sizes the slots later
+        return replace(batches, captured=())
+    cap = find_cap(batches.captured[-1], lambda size: fits(schedule, size, top_k, num_experts, slots))
+    return replace(batches, captured=(*(size for size in batches.captured if size < cap), cap))

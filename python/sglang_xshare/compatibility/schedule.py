@@ -18,6 +18,7 @@ from ..upstream.server import attention_dp_size, routes_own_rows, spell
 from .exact import check_rule
 from .experts import ranks_logits
 from .moe_model import MoeModel
+from .paging import limit_batches
 from .runners import TABLE
 
 
@@ -49,7 +50,7 @@ def check_schedule(
     find_batches = find_batches or partial(read_batches, config)
     for part in schedule.parts if schedule else ():
         check_rows(part, config)
-        batches = find_batches(part.rows)
+        batches = limit_batches(find_batches(part.rows), schedule, config, model.top_k, experts)
         if missed := find_missed(part, batches):
             reason = "no step of this server has a number of rows in this range; must include one of its batch sizes"
             reason += f" ({batches})"

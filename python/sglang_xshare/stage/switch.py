@@ -10,7 +10,7 @@ from typing import Any
 
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
-from ..upstream.graphs import check_memory, find_cap
+from ..upstream.graphs import check_memory, find_largest
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, show_plan, wait_for_device
 from .gather import name_rows
@@ -62,7 +62,7 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
     With `recaptures` False, no switch captures graphs. Raises ValueError if the switch then cannot be made.
     """
     changes = stage.graphs.find_changes(latter)
-    misfits = {} if latter.schedule is None else changes.misfits
+    misfits = {} if latter.schedule is None else dict(changes.misfits)
     if stage.graphs.captured and latter.ranks != stage.in_force.ranks:
         misfits["the rows that ranks gather change"] = set()
     if misfits and not recaptures:
@@ -81,8 +81,8 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
         return False
     if stage.paged is None or not stage.graphs.captured:
         return stage.graphs.lost
-    sizes = stage.find_batches(name_rows(latter.ranks)).captured
-    return find_cap(sizes, _find_fits(latter)) > max(stage.graphs.rows)
+    largest, most = find_largest(_find_fits(latter)), latter.batches.most  # a request pool of `most` limits all sizes
+    return (largest if most is None else min(largest, most)) > max(stage.graphs.rows)
 
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:

@@ -1,6 +1,6 @@
 """SGLang's CUDA graphs of decode and verify steps: their batch sizes and their capture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
@@ -40,29 +40,57 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
     Raises SGLang's errors, for example if memory is missing. `scheduler` is SGLang's scheduler, which contains the
     draft worker. `fits` is for a server that pages experts. It returns whether the active experts of a number of
     requests fit the page slots at once. SGLang refuses a capture that does not fit, because a graph cannot load experts
-    in several parts. So `find_cap` limits the captured sizes, as at the start of a server.
+    in several parts. So `find_largest` limits the captured sizes. If the capture fails, SGLang's list of sizes stays.
     """
     if fits is None:
         _capture_widths(model_runner, scheduler)
         return
+    from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
+
+    decode, largest = _read_decode(), find_largest(fits)
+    former, decode.bs = decode.bs, sorted({size for size in keep_sizes(decode) if size < largest} | {largest})
+    try:
+        # All graphs write logits to one buffer, which must hold the largest graph. SGLang keeps every buffer that it
+        # has allocated: 128 rows of 150,000 logits take 77 MB.
+        model_runner.graph_shared_output = GraphSharedOutput.create_for_model_runner(model_runner)
+        _capture_widths(model_runner, scheduler)
+    except Exception:
+        decode.bs = former
+        raise
+
+
+def find_largest(fits: Callable[[int], bool]) -> int:
+    """Return the number of requests of the largest graph that `capture_again` captures.
+
+    This is the number before SGLang limits it to the size of its request pool.
+    """
+    from sglang.srt.runtime_context import get_lora
+
+    decode = _read_decode()
+    # LoRA's buffers hold the largest batch of the graphs at the start.
+    return find_cap(decode.max_bs if get_lora().enable_lora else max(keep_sizes(decode)), fits)
+
+
+def keep_sizes(decode: Any) -> list[int]:
+    """Return SGLang's list of batch sizes from before it limits the list to the sizes that fit the page slots.
+
+    The first call must come before this limit. It keeps the list on `decode`, the configuration of decode graphs.
+    """
+    if not hasattr(decode, "sizes_before_limit"):
+        decode.sizes_before_limit = list(decode.bs)
+    sizes: list[int] = decode.sizes_before_limit
+    return sizes
+
+
+def find_cap(largest: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number n for which all batches of 1 to n requests fit. It is from 1 to `largest`."""
+    return max(takewhile(fits, range(1, largest + 1)), default=1)
+
+
+def _read_decode() -> Any:
     from sglang.srt.runtime_context import get_exec
 
-    decode = get_exec().graph.cuda_graph_config.decode
-    sizes = decode.bs
-    try:
-        cap = find_cap(sizes, fits)
-        decode.bs = sorted({size for size in sizes if size < cap} | {cap})
-        _capture_widths(model_runner, scheduler)
-    finally:
-        decode.bs = sizes
-
-
-def find_cap(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """Return the largest number n for which all batches of 1 to n requests fit.
-
-    The result is at least 1 and at most max(`sizes`).
-    """
-    return max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
+    return get_exec().graph.cuda_graph_config.decode
 
 
 def _capture_widths(model_runner: Any, scheduler: Any) -> None:

@@ -212,7 +212,9 @@ def handle(scheduler: Any, request: Any) -> Any:
         return None
     from .live.control import handle as answer
 
-    return answer(_control, _depth, scheduler, request)
+    if _reports is not None:
+        _reports.reporter = scheduler.metrics_reporter
+    return answer(_control, _depth, request)
 
 
 def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
@@ -226,13 +228,13 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 
 
 def admit(scheduler: Any, req: Any) -> None:
-    """Decide whether a new request in a scheduler's queue is exact. Also store the scheduler's metrics reporter."""
+    """Decide whether a new request in a scheduler's queue is exact."""
     if _control is not None:
         _control.warn_if_without_effect()
     if _reports is not None:
+        _reports.reporter = scheduler.metrics_reporter
         stage = _reports.stage
         stage.exact.admit(req, stage.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
-        _reports.reporter = scheduler.metrics_reporter
 
 
 def count(req: Any, logits_output: Any) -> None:
@@ -282,7 +284,10 @@ def dispatcher(controller: Any) -> Any:
 
 
 def watch_requests(manager: Any, port_args: Any) -> None:
-    """Make a tokenizer manager report finished requests to the controller if expert-affinity dispatch is on."""
+    """Make a tokenizer manager report finished requests to the controller if expert-affinity dispatch is on.
+
+    `port_args` is not used. Patched trees pass it, and a tree can be older than this package.
+    """
     if affinity.is_asked(manager.server_args):
         from .affinity.finished import WatchedRequests, report_end
 

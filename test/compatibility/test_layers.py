@@ -83,11 +83,15 @@ REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any]]] = {
         1,
         MOE_SPEC | {"method": "triton_kernel"},
     ),
+    "paged experts of a layer that routes by a hash": ([config()], 2, {}),
 }
 
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
+    if case.startswith("paged"):
+        monkeypatch.setattr(start_layers, "find_paging", lambda experts: experts)
+        monkeypatch.setattr(start_layers, "count_hashed", lambda modules: 1)
     configs, runners, flags = REFUSED[case]
     find(configs, runners, **flags)
 

@@ -31,7 +31,8 @@ class Schedulers:
 
     def __init__(self, *controls: Control, reporter: SimpleNamespace = REPORTER) -> None:
         self.controls = controls
-        self.reporter = reporter
+        for one in controls:
+            one.reports.reporter = reporter
         self.asked: list[dict[str, Any]] = []
         self.arrive: Callable[[dict[str, Any]], None] = lambda body: None
 
@@ -45,8 +46,8 @@ class Schedulers:
 
     def hand(self, body: dict[str, Any]) -> list[Any]:
         """Every scheduler's answer to a message, which may be another process's."""
-        message, scheduler = SimpleNamespace(method=METHOD, body=body), SimpleNamespace(metrics_reporter=self.reporter)
-        return [handle(one, None, scheduler, message) for one in self.controls]
+        message = SimpleNamespace(method=METHOD, body=body)
+        return [handle(one, None, message) for one in self.controls]
 
     @property
     def phases(self) -> list[str]:

@@ -1,5 +1,6 @@
 """What a scheduler answers to GET and POST: validated as at start-up, and nothing changed by what is refused."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.frame import Assignment
+from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.step import StepKey
 from stage.fake import TOP_K, XSHARE, make_reporter
 
@@ -287,6 +289,20 @@ def test_a_server_without_a_policy_says_which_flag_has_one(monkeypatch):
         assert (answer.success, answer.response, answer.error) == (False, [], NO_STAGE)
 
 
+def test_exceeded_page_slots_end_the_scheduler_in_a_switch_too(control, monkeypatch):
+    asked = control()
+    monkeypatch.setattr(hooks, "_control", asked.control)
+    [answer] = Schedulers(asked.control).hand({"check": {"policy": "vanilla"}, "epoch": "1"})
+    assert answer.success
+
+    def publish(reports: Any, always: bool = False) -> None:
+        raise SlotsExceeded("more than 6 experts were active in MoE layers [0]")
+
+    monkeypatch.setattr("sglang_xshare.stage.reports.Reports.publish", publish)
+    with pytest.raises(SlotsExceeded):
+        ask(SimpleNamespace(method=METHOD, body={"commit": "1", "number": 1}))
+
+
 def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
     asked = control()
     monkeypatch.setattr(hooks, "_control", asked.control)
@@ -304,12 +320,13 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
 @pytest.mark.parametrize(
     "body", [{"check": [], "epoch": "1"}, {"commit": {}, "number": 1}, {"restore": "1", "number": "2"}], ids=str
 )
-def test_a_message_of_another_form_reads_the_policy(body, control, monkeypatch, caplog):
-    """SGLang's route /dumper/expert_policy passes on any body."""
+def test_a_message_of_another_form_is_refused(body, control, monkeypatch, caplog):
+    """SGLang's route /dumper/expert_policy passes on any body. A commit that is not made has no success."""
     asked = control()
     monkeypatch.setattr(hooks, "_control", asked.control)
     told = ask(SimpleNamespace(method=METHOD, body=body))
-    assert (told.success, told.response[0]["policy"], asked.stage.last_switch.number) == (True, "xshare", 0)
+    said = f"a message must be a check, a commit or a restore (got {json.dumps(body)})"
+    assert (told.success, told.error, asked.stage.last_switch.number) == (False, said, 0)
     assert caplog.records == []
 
 

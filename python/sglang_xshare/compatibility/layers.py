@@ -8,7 +8,7 @@ import torch
 
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
-from ..refusal import REFUSED, ExpertPolicyError, refusal
+from ..refusal import REFUSED, ExpertPolicyError, refusal, refuse
 from ..selection.mask import check_maskable
 from ..stage.frame import CurrentFrame
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
@@ -110,6 +110,9 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     if not layers or len(layers) + count_hashed(modules) < len(experts):
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
+    if any(paging.values()) and (hashed := count_hashed(modules)):
+        reason = f"{hashed} MoE layers route by a hash, so no policy limits their active experts to the page slots"
+        raise refuse("enable_paged_experts", True, f"{reason}; must be off")
     for module, layer in zip(routers.values(), layers, strict=True):
         module.topk_config = layer.plain_config
     return layers

@@ -15,6 +15,7 @@ from ..compatibility.schedule import check_schedule, find_missed
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
+from ..stage.paged import SlotsExceeded
 from ..stage.record.counters import KEPT, Reader
 from ..stage.reports import Reports
 from ..stage.stage import LastSwitch
@@ -255,8 +256,11 @@ class Control:
         return asdict(interval) | {"by_layer": layers}
 
 
-def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, request: Any) -> Any:
-    """Return the answer to a control message as SGLang's output object. Never raise: an error would end the scheduler.
+def handle(control: Control | None, depth: DepthReport | None, request: Any) -> Any:
+    """Return the answer to a control message as SGLang's output object.
+
+    Other errors become refusals, because an exception would end the scheduler. Raises `SlotsExceeded`, which must end
+    it.
 
     `control` is None on a server without a policy. `depth` is None on a server that does not choose the draft depth. A
     server with only `depth` answers GET, but not POST.
@@ -265,7 +269,6 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
 
     try:
         if control is not None:
-            control.reports.reporter = scheduler.metrics_reporter
             answer = _ask(control, request.body)
         elif depth is not None and not request.body:
             answer = {"policy": "vanilla", "in_force": {"policy": "vanilla"}}
@@ -276,12 +279,16 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
         return DumperControlReqOutput(success=True, response=[answer])
     except ValueError as error:  # includes `ExpertPolicyError`
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
+    except SlotsExceeded:  # wrong outputs were computed before this message, so the server must end
+        raise
     except Exception as error:
         logger.exception("%s %s", "POST" if request.body else "GET", PATH)
         return DumperControlReqOutput(success=False, response=[FAULT], error=f"{type(error).__name__}: {error}")
 
 
 def _ask(control: Control, body: Mapping[str, Any]) -> dict[str, Any]:
+    if not body:
+        return control.get()
     match body:
         case {"check": dict(policy), "epoch": str(epoch)}:
             return control.check(policy, epoch)
@@ -289,4 +296,4 @@ def _ask(control: Control, body: Mapping[str, Any]) -> dict[str, Any]:
             return control.commit(epoch, number)
         case {"restore": str(epoch), "number": int(number)}:
             return control.restore(epoch, number)
-    return control.get()
+    raise ValueError(f"a message must be a check, a commit or a restore (got {as_json(body)})")

@@ -68,17 +68,18 @@ class ModelForward:
             return self.step.batch
         return replace(self.step.batch, resident=self.residents.loaded[index], slots=self.residents.slots or None)
 
-    def check(self, layer_ids: Sequence[int]) -> bool:
-        """Return whether any layer has selected experts.
+    @property
+    def has_selected(self) -> bool:
+        """True if any layer has selected experts."""
+        return any(chosen is not None for chosen in self.selections)
 
-        Raises `PolicyBypassed` if a layer with a plan has not selected experts.
-        """
+    def check(self, layer_ids: Sequence[int]) -> None:
+        """Raise `PolicyBypassed` if a layer with a plan has not selected experts."""
         pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
         missed = [layer_id for assignment, chosen, layer_id in pairs if assignment.plan is not None and chosen is None]
         if missed:
             phase = "prefill" if self.step is None else self.step.phase
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {phase} step")
-        return any(chosen is not None for chosen in self.selections)
 
 
 @dataclass(eq=False)

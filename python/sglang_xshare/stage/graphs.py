@@ -40,8 +40,7 @@ class Graphs:
     """
 
     def __init__(self, lost: bool = False) -> None:
-        self.lost = lost
-        """True if the last capture has failed, so the server runs without graphs."""
+        self._lost = lost
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
         """The assignment that each layer had when a graph was captured. The outer key is the key of the graph."""
         self.stale: frozenset[StepKey] = frozenset()
@@ -56,6 +55,11 @@ class Graphs:
         """The assignments for the next capture of each graph, with new buffers. The key is the key of the graph."""
         self._found: dict[StepKey, StepKey] = {}
         """The results of `find_key` since the last capture."""
+
+    @property
+    def lost(self) -> bool:
+        """True if the last capture has failed, so the server runs without graphs."""
+        return self._lost and not self.captured
 
     @property
     def rows(self) -> list[int]:
@@ -106,7 +110,7 @@ class Graphs:
         first plan is also compiled already, as a capture requires. A stale graph is captured with the active plans
         instead.
         """
-        self._lanes, self.lost = in_force.lanes, False
+        self._lanes = in_force.lanes
         if key not in self.captured or key in self.stale:
             found = self._prepared.pop(key, None) or in_force.assign(key)
             self.captured[key] = dict(zip(in_force.layers, found, strict=True))

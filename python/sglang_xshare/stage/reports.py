@@ -32,7 +32,9 @@ class Reports:
         self.stage = stage
         self.exporter = Exporter()
         self.reporter: Any = None
-        """The metrics reporter of SGLang's scheduler. It is None until the first hook sets it."""
+        """The metrics reporter of SGLang's scheduler. It does not exist yet when the stage starts. Each hook that a
+        scheduler calls (`publish`, `handle`, `admit`) sets it, because any of them can be the first.
+        """
         self._attempt = Attempts()
         self._published = 0, 0
         """The scheduler's counts of forwards and decode steps at the last call of `publish`."""

@@ -91,6 +91,7 @@ class Stage:
         residents = None if self.paged is None else self.paged.residents
         self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
         self.current_frame = layers[0].current_frame
+        assert all(layer.current_frame is self.current_frame for layer in layers), "all layers run in one forward"
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
@@ -178,7 +179,8 @@ class Stage:
 
     def _finish(self, step: Step, model_forward: ModelForward) -> None:
         """Check that each layer with a plan has selected experts, and count the selections."""
-        if not model_forward.check(self._layer_ids):
+        model_forward.check(self._layer_ids)
+        if not model_forward.has_selected:
             return
         tally, observes = model_forward.tallies[0].layers, self.in_force.observes
         if tally is not None and self.balance is not None:

@@ -116,14 +116,13 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     if counts:
         return _read_synchronized(forward_batch, counts)
     mode = forward_batch.forward_mode
-    if not (mode.is_target_verify() or mode.is_decode()):  # a prefill may have embeddings instead of input ids
-        return None
-    rows = forward_batch.input_ids.shape[0]
     if mode.is_decode():
-        return StepKey("decode", rows)
+        return StepKey("decode", forward_batch.input_ids.shape[0])
+    if not mode.is_target_verify():
+        return None
     if forward_batch.spec_info is not None and forward_batch.spec_info.is_draft_input():
         return None  # the drafter UNO runs the target's layers, and SGLang marks UNO's drafts as verify
-    requests = forward_batch.batch_size
+    rows, requests = forward_batch.input_ids.shape[0], forward_batch.batch_size
     if rows and rows % requests:
         raise RuntimeError(f"target-verify of {rows} rows for {requests} requests: {GROUPED}")
     return StepKey("verify", rows, rows // requests if rows else 1)

@@ -22,11 +22,13 @@ def test_the_interval_of_a_share_is_over_the_batches():
     assert find_interval(steady, read) == (-0.5, -0.5)
     coupled = [[0.4, 0.6] * 4, [0.8, 1.2] * 4]  # of each batch the same share
     assert find_interval(coupled, read) == pytest.approx((-0.5, -0.5))
-    lower, upper = find_interval([[0.4, 0.6] * 4, [1.0] * 8], read)
-    assert -0.58 < lower < -0.53
-    assert -0.47 < upper < -0.42
-    assert find_interval([[0.5] * 4, [1.0] * 4], read) is None, "too few batches"
-    assert find_interval(steady, lambda means: None) is None
+    # Of 8 draws with even odds, 1 or fewer are low with 3.5 %, none with 0.4 %.
+    assert find_interval([[0.4, 0.6] * 4, [1.0] * 8], read) == pytest.approx((-0.575, -0.425))
+    for batches, is_known in ((4, False), (5, True)):
+        assert (find_interval([[0.5] * batches, [1.0] * batches], read) is not None) == is_known
+    for missing, is_known in ((50, False), (30, True)):
+        found = iter([None] * missing + [1.0] * 400)
+        assert (find_interval(steady, lambda means, found=found: next(found)) is not None) == is_known
     assert (format_share(-0.5, None), format_share(-0.5, (-0.6, -0.4))) == ("-50%", "-50% [-60%, -40%]")
 
 

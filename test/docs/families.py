@@ -1,7 +1,7 @@
-"""The model classes that a policy was executed on, and how to start each: a part of docs/limits.md, from the tests.
+"""The model classes that a policy was executed on, and how to start each: parts of docs/limits.md, from the tests.
 
-PYTHONPATH=python:test python -m docs.families           write that part
-PYTHONPATH=python:test python -m docs.families --check   check whether it is up to date
+PYTHONPATH=python:test python -m docs.families           write these parts
+PYTHONPATH=python:test python -m docs.families --check   check whether they are up to date
 """
 
 import argparse
@@ -36,60 +36,37 @@ HEADINGS = (
     "graphs, on a stand-in",
     "without",
 )
-BEGIN = "<!-- made by python -m docs.families -->\n"
-TEXT = """\
-SGLang {latest} registers {registered} classes that can hold experts. Tests run {on_cpu} of them on a CPU. {stood_in}
-more run only on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda), which captures and replays CUDA graphs but
-computes nothing. {tried} more are [untested](#untested), and {refused} are [refused by name](#refused).
-
-### Executed
-
-The machines of this project cannot hold these models, so none of these start commands has run here. `--tp` is an
-example; [`check`](check.md) reports whether the weights fit with another number.
-
-* *Answers, on a CPU*: a tiny model with random weights in float32 answered requests. *Transformers*: its answers equal
-  the answers of transformers, token for token. *Pristine*: its answers equal the answers of unpatched SGLang, as long
-  as the policy removes no expert. *Interpreted*: Triton's interpreter ran the SGLang kernels that have no CPU version.
-* *Speed, on a GPU*: a model of the published widths with random weights was timed ([results](gpu.md#h200-results)).
-  Its answers were not compared.
-* *Graphs, on a stand-in*: CUDA graphs were captured, padded, replayed and switched; nothing was computed.
-* *Without*: parts of the published model that the tiny model does not have, or that other code computes instead.
-
-{executed_rows}
-### Untested
-
-No test has served these classes. A server with such a class loads its weights. It then starts only if each MoE layer
-has one router, and if this project can compute the choice of this router. Otherwise an error names the layer.
-
-{tried_names}
-
-### Refused
-
-A server with one of these classes is refused before it loads its weights. The table shows the reason:
-
-{refused_rows}"""
+BEGIN = "<!-- made by python -m docs.families: {} -->\n"
 
 
 def make_page() -> str:
-    """Return the whole page with that part written anew."""
+    """Return the whole page with its four parts written anew."""
     targets = set(json.loads(JUDGED.read_text())["targets"])
     tried = sorted(targets - set(EXECUTED) - set(UNSERVED))
     reasons = dict.fromkeys(UNSERVED.values())
     classes = (
         (", ".join(f"`{name}`" for name, why in UNSERVED.items() if why == reason), reason) for reason in reasons
     )
-    part = TEXT.format(
-        latest=LATEST,
-        registered=len(targets),
-        on_cpu=len(EXECUTED) - len(HERE_ALONE),
-        stood_in=len(HERE_ALONE),
-        tried=len(tried),
-        refused=len(UNSERVED),
-        executed_rows=tabulate(HEADINGS, list_executed()),
-        tried_names=", ".join(f"`{name}`" for name in tried),
-        refused_rows=tabulate(("class", "why"), classes),
+    counts = (
+        ("registered", len(targets)),
+        ("[executed](#executed) by tests on a CPU", len(EXECUTED) - len(HERE_ALONE)),
+        ("executed only on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda)", len(HERE_ALONE)),
+        ("[untested](#untested)", len(tried)),
+        ("[refused by name](#refused)", len(UNSERVED)),
     )
-    return replace_table(PAGE.read_text(), part, BEGIN)
+    parts = {
+        "counts": tabulate(
+            (f"classes of SGLang {LATEST} that can hold experts", "number"),
+            ((name, str(count)) for name, count in counts),
+        ),
+        "executed": tabulate(HEADINGS, list_executed()),
+        "untested": ", ".join(f"`{name}`" for name in tried) + "\n",
+        "refused": tabulate(("class", "why"), classes),
+    }
+    page = PAGE.read_text()
+    for name, part in parts.items():
+        page = replace_table(page, part, BEGIN.format(name))
+    return page
 
 
 def list_executed() -> Iterator[tuple[str, ...]]:

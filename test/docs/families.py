@@ -4,9 +4,7 @@ PYTHONPATH=python:test python -m docs.families           write these parts
 PYTHONPATH=python:test python -m docs.families --check   check whether they are up to date
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.gpu.models import read_config
 from fake_gpu.models import COMMON, CONFIGS, HERE_ALONE
-from scripts.compatibility import replace_table
+from scripts.compatibility import replace_table, write_page
 from scripts.reference import tabulate
 from served.family import FAMILIES, INTERPRETED, ON_OLDER
 from served.gemma import GEMMA
@@ -122,16 +120,5 @@ def name_format(config: Mapping[str, Any]) -> str:
     return str(kind).replace("bfloat16", "bf16").replace("fp4", "mxfp4").replace("mxmx", "mx").partition("-")[0]
 
 
-def main() -> None:
-    """Write the page, or compare it; exit with 1 if it differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check, page = parser.parse_args().check, make_page()
-    if not check:
-        PAGE.write_text(page)
-    elif PAGE.read_text() != page:
-        sys.exit("families: docs/limits.md is not up to date: PYTHONPATH=python:test python -m docs.families")
-
-
 if __name__ == "__main__":
-    main()
+    write_page(PAGE, make_page(), "PYTHONPATH=python:test python -m docs.families", __doc__)

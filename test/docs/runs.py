@@ -231,25 +231,22 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
     **{
-        f"python -m training.train_moe --model {name}": Elsewhere(
-            "test/training/test_models.py", "that builds the model; all that follows is as with the other two"
+        f"python -m training.train_moe --model {words}": Elsewhere(
+            "test/training/test_models.py", "that builds the model"
         )
-        for name in ("wide", "biased", "many128", "many512")
-    },
-    **{
-        f"python -m training.train_moe --model {name} --seed 2 --steps {steps}": Elsewhere(
-            "test/training/test_models.py", "that builds the model of a seed"
+        for words in (
+            *("wide", "biased", "many128", "many512", "grouped --seed 2 --steps 400", "many128 --seed 2 --steps 200"),
+            *("wide --seed 2 --steps 250", "biased --seed 2 --steps 160"),
         )
-        for name, steps in (("grouped", 400), ("many128", 200), ("wide", 250), ("biased", 160))
     },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU
-    **dict.fromkeys(("make gpu", "make gpu QUICK=1"), NO_GPU),
     **{
-        f"make gpu EXPERIMENT={experiment}": NO_GPU
-        for experiment in (
-            *("eagle3", "levers PARTS=policies", "selection PARTS=times", "tune POLICY=oea:k0=3"),
-            *("server PARTS=gpt-oss-120b", "server PARTS=gpt-oss-120b-no-warm-up"),
+        f"make gpu{words}": NO_GPU
+        for words in (
+            *("", " QUICK=1", " EXPERIMENT=eagle3", " EXPERIMENT=levers PARTS=policies"),
+            *(" EXPERIMENT=selection PARTS=times", " EXPERIMENT=tune POLICY=oea:k0=3"),
+            *(f" EXPERIMENT=server PARTS=gpt-oss-120b{more}" for more in ("", "-no-warm-up")),
         )
     },
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),

@@ -79,5 +79,11 @@ def control(attach, monkeypatch):
 
 
 @pytest.fixture
+def asked(control):
+    """A server of the usual arguments."""
+    return control()
+
+
+@pytest.fixture
 def two(control):
     return Two(control(), control())

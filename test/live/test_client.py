@@ -19,26 +19,16 @@ def proxied(monkeypatch):
     """Call it with a proxy for the environment that names this one alone."""
 
     def name(proxy, **more):
-        for variable in PROXIES:
+        for variable in (*PROXIES, *map(str.upper, PROXIES)):
             monkeypatch.delenv(variable, raising=False)
-            monkeypatch.delenv(variable.upper(), raising=False)
         for variable, value in {"http_proxy": proxy, "https_proxy": proxy, **more}.items():
             monkeypatch.setenv(variable, value)
 
     return name
 
 
-def test_a_server_on_this_machine_is_asked_without_a_proxy(answering, proxied):
-    server, proxy = answering(ANSWER), answering(b"denied")
-    proxied(proxy.url)
-    assert main(["policy", "get", server.url, "--json"]) == 0
-    assert [path for _, path, *_ in server.asked] == [PATH]
-    assert proxy.asked == []
-
-
 def test_a_switch_has_the_time_of_a_capture(monkeypatch):
-    waits = []
-    body = json.dumps(ANSWER).encode()
+    waits, body = [], json.dumps(ANSWER).encode()
     monkeypatch.setattr(Client, "read", lambda self, path, given, timeout, *, admin: waits.append(timeout) or body)
     client = Client("http://127.0.0.1:30000")
     assert client.get_policy() == client.set_policy({"policy": "vanilla"}) == ANSWER
@@ -65,6 +55,7 @@ def test_a_proxy_that_is_not_there_is_named(proxied, capsys):
 
 
 def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
+    """A server on this machine is asked without the proxy, which is not there."""
     proxied("http://127.0.0.1:1")
     server = answering(b"{}")
     server.name = "nginx"
@@ -104,9 +95,7 @@ DIRECT = [
     *("http://localhost:30000", "https://LOCALHOST:30000", "http://node.localhost:30000"),
     *("http://gpu.inside:30000", "http://gpu.port:30000"),
 ]
-PROXIED = [
-    *("http://gpu.port:30001", "http://gpu.example:30000", "https://10.0.0.3:30000", "http://localhost.example:30000")
-]
+PROXIED = ["http://gpu.port:30001", "http://gpu.example:30000", "https://10.0.0.3:30000", "http://localhost.example:1"]
 
 
 @pytest.mark.parametrize("url", DIRECT + PROXIED)

@@ -81,12 +81,6 @@ def test_a_server_without_a_policy_has_a_frame_of_its_draft_depths():
     assert lines[2:] == ["Draft depth by batch size: 4: 3 (2.40 tokens in 12.5 ms)"]
 
 
-def test_what_was_counted_between_two_looks():
-    first, second = subtract(at(12.5, LATER), at(10.0, EARLIER))
-    assert first == layer(1, 2, 30, 10, 6.0, 8)
-    assert second == layer(3, 0, 0, 0, 0.0, 0)
-
-
 @pytest.mark.parametrize(
     "before",
     [

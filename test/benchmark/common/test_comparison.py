@@ -46,8 +46,7 @@ def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_
 
 
 def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, monkeypatch):
-    rounds = Rounds()
-    rounds.stop = 2
+    rounds = Rounds(stop=2)
     monkeypatch.setattr(module, "run_rounds", rounds)
     variants = [parse_variant("off"), parse_variant("xshare")]
     with pytest.raises(KeyboardInterrupt):

@@ -60,17 +60,13 @@ def test_a_change_counts_where_it_decides_a_figure(checkout, name, is_source):
 def test_changes_since_a_record_are_counted_by_its_paths(checkout, tmp_path_factory):
     """A record of serving depends on the package, and one of an unknown commit is named."""
     (folder, commit), results = checkout, tmp_path_factory.mktemp("results")
-
-    def measure(name):
-        path = EXPERIMENTS[name].path(results)
-        Record(path.parent, path.stem, []).add("point")
-        return path
+    serving, first = EXPERIMENTS["serving"].path(results), source.describe_commit()
+    Record(serving.parent, serving.stem, []).add("point")
 
     def list_stale():
         source.count_changes.cache_clear()
         return [line for line in history.list_stale(results) if "never recorded" not in line]
 
-    serving, first = measure("serving"), source.describe_commit()
     commit("second", "python/a.py", *IRRELEVANT)
     assert list_stale() == []
     commit("third", "python/sglang_xshare/a.py", *IRRELEVANT)
@@ -84,8 +80,7 @@ def test_changes_since_a_record_are_counted_by_its_paths(checkout, tmp_path_fact
     serving.write_text(text.replace(first, "0123456789ab"))
     assert list_stale() == ["serving: its commit 0123456789ab is not in this checkout"]
     shutil.rmtree(folder / ".git")
-    (line,) = list_stale()
-    assert line.startswith("records: this checkout has no history")
+    assert list_stale() == ["records: this checkout has no history, so changes since each record are unknown"]
 
 
 def test_the_commit_travels_with_files_alone_and_beside_another_git(checkout, tmp_path_factory, monkeypatch):

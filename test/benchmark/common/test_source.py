@@ -67,7 +67,7 @@ def test_changes_since_a_record_are_counted_by_its_paths(checkout, tmp_path_fact
         source.count_changes.cache_clear()
         return [line for line in history.list_stale(results) if "never recorded" not in line]
 
-    commit("second", "python/a.py", *IRRELEVANT)
+    commit("second", "python/a.py", source.KERNEL_SHAPES, *IRRELEVANT)
     assert list_stale() == []
     commit("third", "python/sglang_xshare/a.py", *IRRELEVANT)
     commit("fourth", "python/sglang_xshare/stage/b.py", "python/sglang_xshare/stage/c.py")

@@ -91,10 +91,8 @@ def test_the_archive_is_unpacked_once_and_used(checkout):
             archive.add(checkout / "module.py", f"{name}/module.py")
     for _ in range(2):
         assert JIT in run(checkout, "layer").stdout
-    site = checkout / "build" / "gpu" / "site"
-    assert (site / "site" / "module.py").exists()
-    assert (site / "extras" / "module.py").exists()
-    assert (checkout / "build" / "gpu" / "tvmcache" / "module.py").exists()
+    for name in ("site/site", "site/extras", "tvmcache"):
+        assert (checkout / "build" / "gpu" / name / "module.py").exists()
     assert sum("compileall" in call for call in calls(checkout)) == 1
     assert calls(checkout).count("sglang_xshare patch apply --target build/gpu/site") == 2
 

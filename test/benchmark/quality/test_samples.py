@@ -25,6 +25,8 @@ def test_drawn_tokens_are_decoded_as_given_ones(model):
         expected, routing = prefilled.decode(tokens[:, 6:13], plan, layout)
         drawn, found = prefilled.sample(tokens[:, 6:10], plan, layout, draw, count=4)
         vanilla, _ = prefilled.decode(tokens[:, 6:13], build_plan("vanilla"), layout)
+        again, _ = prefilled.decode(tokens[:, 6:13], plan, layout)
+    assert torch.equal(again, expected), "the cache of the prompts is as it was"
     assert torch.equal(drawn, tokens[:, 10:])
     torch.testing.assert_close(torch.stack(seen, 1), expected[:, 3:], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(vanilla[:, 3:], expected[:, 3:], atol=1e-2), "or the policy did nothing"

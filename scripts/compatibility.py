@@ -61,13 +61,16 @@ def replace_table(page: str, table: str, begin: str = BEGIN) -> str:
     return f"{before}{begin}{table}{END}{after}"
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def write_page(page: Path, wanted: str, command: str, description: str | None) -> None:
+    """Write a page that `command` makes. With `--check`, exit with an error if the page differs instead."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    page = PAGE.read_text()
-    wanted = replace_table(page, make_table(list_releases(find_root())))
-    if not check:
-        PAGE.write_text(wanted)
-    elif page != wanted:
-        sys.exit("compatibility: docs/patching.md is not up to date: python -m scripts.compatibility")
+    if not parser.parse_args().check:
+        page.write_text(wanted)
+    elif not page.exists() or page.read_text() != wanted:
+        sys.exit(f"{command.rpartition('.')[2]}: docs/{page.name} is not up to date: {command}")
+
+
+if __name__ == "__main__":
+    wanted = replace_table(PAGE.read_text(), make_table(list_releases(find_root())))
+    write_page(PAGE, wanted, "python -m scripts.compatibility", __doc__)

@@ -7,7 +7,6 @@ python -m scripts.reference --check   check that the page is up to date
 import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
+from scripts.compatibility import write_page
 from sglang_xshare.affinity.controller import DecisionCounts
 from sglang_xshare.affinity.decision import Decision
 from sglang_xshare.cli import make_parser
@@ -207,11 +207,4 @@ def _list_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    wanted = make_page()
-    if not check:
-        PAGE.write_text(wanted)
-    elif not PAGE.exists() or PAGE.read_text() != wanted:
-        sys.exit("reference: docs/reference.md is not up to date: python -m scripts.reference")
+    write_page(PAGE, make_page(), "python -m scripts.reference", __doc__)

@@ -4,16 +4,14 @@ python -m scripts.runners           write the table
 python -m scripts.runners --check   check that the table is up to date
 """
 
-import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmark.gpu.models import COMMON, CONFIGS
-from scripts.compatibility import replace_table
+from scripts.compatibility import replace_table, write_page
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/limits.md"
 BEGIN = "<!-- made by python -m scripts.runners -->\n"
@@ -221,12 +219,4 @@ def describe(resolution: Any) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    page = PAGE.read_text()
-    wanted = replace_table(page, make_table(), BEGIN)
-    if not check:
-        PAGE.write_text(wanted)
-    elif page != wanted:
-        sys.exit("runners: docs/limits.md is not up to date: python -m scripts.runners")
+    write_page(PAGE, replace_table(PAGE.read_text(), make_table(), BEGIN), "python -m scripts.runners", __doc__)

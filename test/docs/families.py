@@ -1,12 +1,10 @@
-"""The model classes that a policy was executed on, and how to start each: a part of docs/limits.md, from the tests.
+"""The model classes that a policy was executed on, and how to start each: parts of docs/limits.md, from the tests.
 
-PYTHONPATH=python:test python -m docs.families           write that part
-PYTHONPATH=python:test python -m docs.families --check   check whether it is up to date
+PYTHONPATH=python:test python -m docs.families           write these parts
+PYTHONPATH=python:test python -m docs.families --check   check whether they are up to date
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.gpu.models import read_config
 from fake_gpu.models import COMMON, CONFIGS, HERE_ALONE
-from scripts.compatibility import replace_table
+from scripts.compatibility import replace_table, write_page
 from scripts.reference import tabulate
 from served.family import FAMILIES, INTERPRETED, ON_OLDER
 from served.gemma import GEMMA
@@ -36,60 +34,37 @@ HEADINGS = (
     "graphs, on a stand-in",
     "without",
 )
-BEGIN = "<!-- made by python -m docs.families -->\n"
-TEXT = """\
-SGLang {latest} registers {registered} classes that can hold experts. Tests run {on_cpu} of them on a CPU. {stood_in}
-more run only on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda), which captures and replays CUDA graphs but
-computes nothing. {tried} more are [untested](#untested), and {refused} are [refused by name](#refused).
-
-### Executed
-
-The machines of this project cannot hold these models, so none of these start commands has run here. `--tp` is an
-example; [`check`](check.md) reports whether the weights fit with another number.
-
-* *Answers, on a CPU*: a tiny model with random weights in float32 answered requests. *Transformers*: its answers equal
-  the answers of transformers, token for token. *Pristine*: its answers equal the answers of unpatched SGLang, as long
-  as the policy removes no expert. *Interpreted*: Triton's interpreter ran the SGLang kernels that have no CPU version.
-* *Speed, on a GPU*: a model of the published widths with random weights was timed ([results](gpu.md#h200-results)).
-  Its answers were not compared.
-* *Graphs, on a stand-in*: CUDA graphs were captured, padded, replayed and switched; nothing was computed.
-* *Without*: parts of the published model that the tiny model does not have, or that other code computes instead.
-
-{executed_rows}
-### Untested
-
-No test has served these classes. A server with such a class loads its weights. It then starts only if each MoE layer
-has one router, and if this project can compute the choice of this router. Otherwise an error names the layer.
-
-{tried_names}
-
-### Refused
-
-A server with one of these classes is refused before it loads its weights. The table shows the reason:
-
-{refused_rows}"""
+BEGIN = "<!-- made by python -m docs.families: {} -->\n"
 
 
 def make_page() -> str:
-    """Return the whole page with that part written anew."""
+    """Return the whole page with its four parts written anew."""
     targets = set(json.loads(JUDGED.read_text())["targets"])
     tried = sorted(targets - set(EXECUTED) - set(UNSERVED))
     reasons = dict.fromkeys(UNSERVED.values())
     classes = (
         (", ".join(f"`{name}`" for name, why in UNSERVED.items() if why == reason), reason) for reason in reasons
     )
-    part = TEXT.format(
-        latest=LATEST,
-        registered=len(targets),
-        on_cpu=len(EXECUTED) - len(HERE_ALONE),
-        stood_in=len(HERE_ALONE),
-        tried=len(tried),
-        refused=len(UNSERVED),
-        executed_rows=tabulate(HEADINGS, list_executed()),
-        tried_names=", ".join(f"`{name}`" for name in tried),
-        refused_rows=tabulate(("class", "why"), classes),
+    counts = (
+        ("registered", len(targets)),
+        ("[executed](#executed) by tests on a CPU", len(EXECUTED) - len(HERE_ALONE)),
+        ("executed only on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda)", len(HERE_ALONE)),
+        ("[untested](#untested)", len(tried)),
+        ("[refused by name](#refused)", len(UNSERVED)),
     )
-    return replace_table(PAGE.read_text(), part, BEGIN)
+    parts = {
+        "counts": tabulate(
+            (f"classes of SGLang {LATEST} that can hold experts", "number"),
+            ((name, str(count)) for name, count in counts),
+        ),
+        "executed": tabulate(HEADINGS, list_executed()),
+        "untested": ", ".join(f"`{name}`" for name in tried) + "\n",
+        "refused": tabulate(("class", "why"), classes),
+    }
+    page = PAGE.read_text()
+    for name, part in parts.items():
+        page = replace_table(page, part, BEGIN.format(name))
+    return page
 
 
 def list_executed() -> Iterator[tuple[str, ...]]:
@@ -145,16 +120,5 @@ def name_format(config: Mapping[str, Any]) -> str:
     return str(kind).replace("bfloat16", "bf16").replace("fp4", "mxfp4").replace("mxmx", "mx").partition("-")[0]
 
 
-def main() -> None:
-    """Write the page, or compare it; exit with 1 if it differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check, page = parser.parse_args().check, make_page()
-    if not check:
-        PAGE.write_text(page)
-    elif PAGE.read_text() != page:
-        sys.exit("families: docs/limits.md is not up to date: PYTHONPATH=python:test python -m docs.families")
-
-
 if __name__ == "__main__":
-    main()
+    write_page(PAGE, make_page(), "PYTHONPATH=python:test python -m docs.families", __doc__)

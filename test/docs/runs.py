@@ -9,15 +9,17 @@ TINY = "checkpoints/qwen3-moe-tiny"
 QWEN = {"Qwen/Qwen3-30B-A3B": TINY}
 CPU = "--config examples/cpu.yaml --enable-metrics"
 
-QUICKSTART = f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare --enable-metrics"
-EXAMPLE = (
-    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy oea"
-    """ --expert-policy-config '{"k0": 3}' --enable-metrics"""
-)
+START = f"sglang serve --model-path {TINY} --config examples"
+QUICKSTART = f"{START}/cpu.yaml --expert-policy xshare --enable-metrics"
+EXAMPLE = f"{START}/cpu.yaml --expert-policy oea --expert-policy-config '{{\"k0\": 3}}' --enable-metrics"
+TUNED = f"{START}/cpu.yaml --expert-policy observe --enable-custom-logit-processor"
+HERE = "http://localhost:30000"
 RANDOM = "python -m sglang.benchmark.serving --backend sglang --dataset-name random-ids"
 JSON = "-H 'content-type: application/json'"
+COMPLETE = f"curl -s localhost:30000/v1/completions {JSON} -d"
 FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --output-file {scratch}/bench.jsonl"
-ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8"
+SHORT = "--rounds 1 --output-tokens 8"
+ROUND = f"--requests 4 --concurrency 4 {SHORT}"
 SMALL = f"{ROUND} --sums 4 --per-domain 4 --loss-tokens 8"
 
 
@@ -30,11 +32,8 @@ QUALITY = measure("--per-domain 4 --batch 4 --prompt 16 --steps 8")
 DEMO = measure(SMALL)
 SERVED = measure(f"--model {TINY} {SMALL}")
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
-TUNED = (
-    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy observe"
-    " --enable-custom-logit-processor"
-)
 OWN = {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
+OWN_SERVED = replace(DEMO, replace=OWN)
 COST = measure(f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4")
 BALANCE = measure("--batches 2", is_long=False)
 SHARDING = measure("--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1")
@@ -45,9 +44,44 @@ NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measu
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
 
-SERVED_EVALUATION = Elsewhere(
-    "test/benchmark/evaluation/test_served.py", "it installs the harness first; other tasks than ours need the network"
-)
+EVALUATED = "it installs the harness first; other tasks than ours need the network"
+
+TUNING = Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so, to one tolerance")
+LESS = "that asks for less"
+BENCHMARKS: dict[str, Run | Elsewhere] = {
+    "serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
+    "serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
+    "serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,
+    "serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64 --output-tokens 64": OWN_SERVED,
+    "serving.exact": measure("xshare:k0=1,add=8 --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1"),
+    "tuning": TUNING,
+    "tuning --offline": TUNING,
+    "affinity": measure("mixed --per-domain 8 --requests 100 --seeds 1 --calibration 384 --replicas 2"),
+    "affinity.live": replace(AFFINITY, more=f"expert_affinity {AFFINITY.more}"),
+    "affinity.live --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16": AFFINITY,
+    "expert_sharding": SHARDING,
+    "expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
+    "expert_sharding.served": measure(f"--model {TINY} {ROUND}"),
+    "depth": measure(f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 1 {SHORT}"),
+    "depth.changes": measure(f"--model {TINY} --from-requests 2 --changes 1 --output-tokens 8"),
+    "paged": measure(f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16"),
+    "paged.live": measure(f"{PREFERRED} --model {TINY} {SMALL}"),
+    "balance": BALANCE,
+    "balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": replace(BALANCE, is_long=True),
+    "balance.live": Elsewhere("test/benchmark/balance/test_live.py", LESS),
+    "cost": COST,
+    "cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
+    "cost.ranks": measure("--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32", is_long=False),
+    "neighbours": measure("--prompts 2 --others 3 --prompt 8 --tokens 4"),
+    "quality": QUALITY,
+    "quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
+    "quality vanilla xshare:k0=1,add=24 oea:k0=3": QUALITY,
+    "quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
+    **{
+        f"quality.{name}": Elsewhere(f"test/benchmark/quality/test_{name.split()[0]}.py", LESS)
+        for name in ("defaults", "defaults --batch 1 2 4 8 16 --tokens-per-request 4", "drafts", "front", "samples")
+    },
+}
 
 RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     **{start: Parse() for family in ON_HUB.values() for start in family.list_starts()},
@@ -102,41 +136,39 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     f"{RANDOM} --random-input-len 128 --random-output-len 256 --random-range-ratio 1 --num-prompts 64"
     " --max-concurrency 16": Ask(EXAMPLE, FEW, r"Successful requests: +8"),
     TUNED: Serve(),
-    f"sglang-xshare tune http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
+    f"sglang-xshare tune {HERE} --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
         TUNED, "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 1", "report: "
     ),
-    "python -m benchmark.quality --url http://localhost:30000 xshare:k0=1,add=8 oea:k0=3": Ask(
+    f"python -m benchmark.quality --url {HERE} xshare:k0=1,add=8 oea:k0=3": Ask(
         TUNED, "--per-domain 4 --batch 4 --prompt 8 --steps 8 --out {scratch}", "oea:k0=3"
     ),
-    "python -m benchmark.quality --url http://localhost:30000 --prompts prompts.jsonl oea:k0=3": Elsewhere(
+    f"python -m benchmark.quality --url {HERE} --prompts prompts.jsonl oea:k0=3": Elsewhere(
         "test/benchmark/quality/test_served.py", "that has such a file"
     ),
-    "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
-    "sglang-xshare top http://localhost:30000": Ask(QUICKSTART, shows="Active experts of a step by layer"),
-    "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
-    f"curl -s localhost:30000/expert_policy {JSON}"
-    """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),
-    "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6 --exact-by-default": Ask(
+    f"sglang-xshare policy get {HERE}": Ask(QUICKSTART, shows="xshare"),
+    f"sglang-xshare top {HERE}": Ask(QUICKSTART, shows="Active experts of a step by layer"),
+    f"sglang-xshare policy set {HERE} xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
+    f"""curl -s localhost:30000/expert_policy {JSON} -d '{{"policy": "xshare", "k0": 1, "add": 6}}'""": Ask(
+        QUICKSTART, shows='"switches":2'
+    ),
+    f"sglang-xshare policy set {HERE} xshare:k0=1,add=6 --exact-by-default": Ask(
         QUICKSTART, shows='exact.*"default": true'
     ),
     """curl -s localhost:30000/metrics | grep 'expert_policy_steps_total.*outcome="policy"'""": Ask(
         QUICKSTART, shows='outcome="policy".*} [1-9]'
     ),
-    f"sglang serve --model-path {TINY} --config examples/eagle3.yaml --expert-policy xshare --enable-metrics": Serve(),
+    f"{START}/eagle3.yaml --expert-policy xshare --enable-metrics": Serve(),
     EXAMPLE: Serve(),
-    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --enable-metrics"
-    """ --expert-policy 'observe:{"plans": ["xshare:k0=1,add=24", "oea:k0=3"]}'""": Serve(),
-    f"curl -s localhost:30000/v1/completions {JSON}"
-    """ -d '{"prompt": ["def ", "import "], "max_tokens": 24}'""": Ask(EXAMPLE, shows='"text"'),
-    f"curl -s localhost:30000/v1/completions {JSON}"
-    """ -d '{"prompt": "def ", "max_tokens": 24, "custom_params": {"expert_policy": "exact"}}'""": Ask(
+    f"{START}/cpu.yaml --enable-metrics --expert-policy"
+    """ 'observe:{"plans": ["xshare:k0=1,add=24", "oea:k0=3"]}'""": Serve(),
+    f"""{COMPLETE} '{{"prompt": ["def ", "import "], "max_tokens": 24}}'""": Ask(EXAMPLE, shows='"text"'),
+    f"""{COMPLETE} '{{"prompt": "def ", "max_tokens": 24, "custom_params": {{"expert_policy": "exact"}}}}'""": Ask(
         QUICKSTART, shows='"exact":true'
     ),
-    "sglang-xshare policy set http://localhost:30000 vanilla": Ask(QUICKSTART, shows="switches: 4"),
-    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare"
-    " --expert-policy-config examples/by-layer-and-batch.json": Serve(),
-    f"SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/cpu.yaml": Serve(),
-    f"TORCHDYNAMO_DISABLE=1 SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/eagle3.yaml"
+    f"sglang-xshare policy set {HERE} vanilla": Ask(QUICKSTART, shows="switches: 4"),
+    f"{START}/cpu.yaml --expert-policy xshare --expert-policy-config examples/by-layer-and-batch.json": Serve(),
+    f"SGLANG_USE_CPU_ENGINE=1 {START}/cpu.yaml": Serve(),
+    f"TORCHDYNAMO_DISABLE=1 SGLANG_USE_CPU_ENGINE=1 {START}/eagle3.yaml"
     " --speculative-eagle-topk 4 --speculative-num-draft-tokens 8": Serve(),
     "python examples/engine.py build/trace.jsonl": Run({"build/": "{scratch}/"}, shows="Q: 55", is_long=True),
     "python examples/plot_trace.py build/trace.jsonl build/trace.png": Run(
@@ -175,42 +207,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.records --check": Run(),
     f"python -m benchmark.records {DRAFTS}": Run({DRAFTS: "--check"}),  # small: test/benchmark
     "make records": Run(more="--small --dirty --out {scratch} quality cost balance", shows=r"3/3\] bal", is_long=True),
-    "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
-    "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
-    "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,
-    "python -m benchmark.serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64"
-    " --output-tokens 64": replace(DEMO, replace=OWN),
-    "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
-    "python -m benchmark.tuning": Elsewhere("test/benchmark/tuning/test_tuning.py", "that tunes to one tolerance"),
-    "python -m benchmark.tuning --offline": Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so"),
-    "python -m benchmark.affinity": measure(
-        "mixed --per-domain 8 --requests 100 --seeds 1 --calibration 384 --replicas 2"
-    ),
-    "python -m benchmark.affinity.live": replace(AFFINITY, more=f"expert_affinity {AFFINITY.more}"),
-    "python -m benchmark.affinity.live --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16": AFFINITY,
-    "python -m benchmark.expert_sharding": SHARDING,
-    "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
-    "python -m benchmark.expert_sharding.served": measure(f"--model {TINY} {ROUND}"),
-    "python -m benchmark.depth": measure(
-        f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 1 --rounds 1 --output-tokens 8"
-    ),
-    "python -m benchmark.depth.changes": measure(f"--model {TINY} --from-requests 2 --changes 1 --output-tokens 8"),
-    "python -m benchmark.paged": measure(f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16"),
-    "python -m benchmark.paged.live": measure(f"{PREFERRED} --model {TINY} {SMALL}"),
-    "python -m benchmark.balance": BALANCE,
-    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": replace(BALANCE, is_long=True),
-    "python -m benchmark.balance.live": Elsewhere(
-        "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
-    ),
-    "python -m benchmark.serving.exact": measure(
-        "xshare:k0=1,add=8 --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1"
-    ),
-    "python -m benchmark.cost.ranks": measure(
-        "--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32", is_long=False
-    ),
-    "python -m benchmark.neighbours": measure("--prompts 2 --others 3 --prompt 8 --tokens 4"),
-    "python -m benchmark.cost": COST,
-    "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
+    **{f"python -m benchmark.{text}": run for text, run in BENCHMARKS.items()},
     **dict.fromkeys(
         (
             *("make eval TASKS=arithmetic_domain", "make eval TASKS=gsm8k"),
@@ -218,13 +215,11 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
             'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000 EVAL_ARGS="--chat --policies off'
             ' xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"',
         ),
-        SERVED_EVALUATION,
+        Elsewhere("test/benchmark/evaluation/test_served.py", EVALUATED),
     ),
     "make demo": DEMO,
     "python -m benchmark.demo": Same("make demo"),
-    'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': replace(
-        DEMO, replace=OWN
-    ),
+    'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': OWN_SERVED,
     'make bench POLICIES="vanilla mine:budget=32"': replace(SERVED, replace={"mine:budget": "custom:budget"}),
     ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": replace(
         QUALITY, replace=OWN
@@ -233,37 +228,25 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 mine:budget=32": replace(
         QUALITY, replace={"mine:budget": "custom:budget"}
     ),
-    "python -m benchmark.quality": QUALITY,
-    "python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3": QUALITY,
-    "python -m benchmark.quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
-    **{
-        f"python -m benchmark.quality.{name}": Elsewhere(
-            f"test/benchmark/quality/test_{name.split()[0]}.py", "that asks for less, without another process"
-        )
-        for name in ("defaults", "defaults --batch 1 2 4 8 16 --tokens-per-request 4", "drafts", "front", "samples")
-    },
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
     **{
-        f"python -m training.train_moe --model {name}": Elsewhere(
-            "test/training/test_models.py", "that builds the model; all that follows is as with the other two"
+        f"python -m training.train_moe --model {words}": Elsewhere(
+            "test/training/test_models.py", "that builds the model"
         )
-        for name in ("wide", "biased", "many128", "many512")
-    },
-    **{
-        f"python -m training.train_moe --model {name} --seed 2 --steps {steps}": Elsewhere(
-            "test/training/test_models.py", "that builds the model of a seed"
+        for words in (
+            *("wide", "biased", "many128", "many512", "grouped --seed 2 --steps 400", "many128 --seed 2 --steps 200"),
+            *("wide --seed 2 --steps 250", "biased --seed 2 --steps 160"),
         )
-        for name, steps in (("grouped", 400), ("many128", 200), ("wide", 250), ("biased", 160))
     },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU
-    **dict.fromkeys(("make gpu", "make gpu QUICK=1"), NO_GPU),
     **{
-        f"make gpu EXPERIMENT={experiment}": NO_GPU
-        for experiment in (
-            *("eagle3", "levers PARTS=policies", "selection PARTS=times", "tune POLICY=oea:k0=3"),
-            *("server PARTS=gpt-oss-120b", "server PARTS=gpt-oss-120b-no-warm-up"),
+        f"make gpu{words}": NO_GPU
+        for words in (
+            *("", " QUICK=1", " EXPERIMENT=eagle3", " EXPERIMENT=levers PARTS=policies"),
+            *(" EXPERIMENT=selection PARTS=times", " EXPERIMENT=tune POLICY=oea:k0=3"),
+            *(f" EXPERIMENT=server PARTS=gpt-oss-120b{more}" for more in ("", "-no-warm-up")),
         )
     },
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from benchmark.common.server import Server, has_gpu
 from docs.documents import Command, list_commands
 from docs.kinds import Ask, Parse, Run, Same, Serve
 from docs.runs import NO_GPU, RUNS
+from programs import OF_AN_OUTER_MAKE, run_program
 from served.release import LATEST
 from sglang_xshare.compatibility.arguments import read_arguments
 
@@ -27,13 +28,14 @@ FIRST = {command.text: command for command in reversed(list_commands())}
 """The commands by their text, each where it is first shown."""
 
 
-def mark(kind: type[Run] | type[Serve]) -> list[object]:
-    """A parameter for every documented command of a kind; those that take long are long tests."""
-    return [
-        pytest.param(FIRST[text], id=text, marks=[pytest.mark.long] if run.is_long else [])
+def mark(kind: type) -> pytest.MarkDecorator:
+    """Parameters for every documented command of a kind; those that take long are long tests."""
+    commands = [
+        pytest.param(FIRST[text], run, id=text, marks=[pytest.mark.long] if getattr(run, "is_long", False) else [])
         for text, run in RUNS.items()
         if isinstance(run, kind) and text in FIRST
     ]
+    return pytest.mark.parametrize(("command", "run"), commands)
 
 
 @pytest.fixture
@@ -46,17 +48,14 @@ def places(tmp_path: Path, pristine_release: Callable[[str], Path]) -> Callable[
             shutil.copytree(pristine_release(LATEST), tmp_path / "tree", copy_function=os.link)
         if "{trace}" in text:
             write_trace(tmp_path / "trace.jsonl")
-        for name, path in {"scratch": tmp_path, "tree": tmp_path / "tree", "trace": tmp_path / "trace.jsonl"}.items():
-            text = text.replace(f"{{{name}}}", str(path))
-        return text
+        paths = {"{scratch}": tmp_path, "{tree}": tmp_path / "tree", "{trace}": tmp_path / "trace.jsonl"}
+        return replace_words(text, {name: str(path) for name, path in paths.items() if name in text})
 
     return fill
 
 
-@pytest.mark.parametrize("command", mark(Run))
-def test_command(command: Command, places: Callable[[str], str]) -> None:
-    run = RUNS[command.text]
-    assert isinstance(run, Run)
+@mark(Run)
+def test_command(command: Command, run: Run, places: Callable[[str], str]) -> None:
     if run is NO_GPU and has_gpu():
         pytest.skip("this machine has a GPU, where the command measures for an hour and more")
     text = replace_words(command.text, run.replace)
@@ -65,18 +64,16 @@ def test_command(command: Command, places: Callable[[str], str]) -> None:
     run_in_shell(command, places(f"{text} {run.more}"), run.status, run.shows)
 
 
-@pytest.mark.parametrize("text", [text for text, run in RUNS.items() if isinstance(run, Same)])
-def test_a_command_is_what_the_verb_runs(text: str) -> None:
-    run = RUNS[text]
-    assert isinstance(run, Same)
-    assert last_line_of_make(run.target).rpartition("/bin/")[2].split() == text.split()
+@mark(Same)
+def test_a_command_is_what_the_verb_runs(command: Command, run: Same) -> None:
+    assert last_line_of_make(run.target).rpartition("/bin/")[2].split() == command.text.split()
 
 
-@pytest.mark.parametrize("text", [text for text, run in RUNS.items() if isinstance(run, Parse)])
-def test_flags_are_sglangs_and_ours(text: str) -> None:
+@mark(Parse)
+def test_flags_are_sglangs_and_ours(command: Command, run: Parse) -> None:
     from sglang.srt.server_args import ServerArgs
 
-    program, subcommand, *flags = shlex.split(text)
+    program, subcommand, *flags = shlex.split(command.text)
     assert (program, subcommand) == ("sglang", "serve")
     parser = argparse.ArgumentParser(exit_on_error=False)
     ServerArgs.add_cli_args(parser)
@@ -85,10 +82,8 @@ def test_flags_are_sglangs_and_ours(text: str) -> None:
     assert arguments.schedule is not None
 
 
-@pytest.mark.parametrize("command", mark(Serve))
-def test_server(command: Command, places: Callable[[str], str]) -> None:
-    run = RUNS[command.text]
-    assert isinstance(run, Serve)
+@mark(Serve)
+def test_server(command: Command, run: Serve, places: Callable[[str], str]) -> None:
     if has_gpu():
         pytest.skip("this machine has a GPU: what the documents serve here is for machines without one")
     server = Server(TRAINED, name="documented", deadline=500)
@@ -134,9 +129,8 @@ def make_env() -> dict[str, str]:
     return os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": path}
 
 
-def replace_words(text: str, words: object) -> str:
+def replace_words(text: str, words: Mapping[str, str]) -> str:
     """The text with each of the words, which must be in it, replaced."""
-    assert isinstance(words, dict)
     for old, new in words.items():
         assert old in text
         text = text.replace(old, new)
@@ -145,9 +139,8 @@ def replace_words(text: str, words: object) -> str:
 
 def last_line_of_make(text: str) -> str:
     """What a target of make runs itself, without what it needs first."""
-    # Under `make test`, a make inside would take over the outer one's flags and print the folder it leaves last.
-    env = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
-    done = subprocess.run(["bash", "-c", f"{text} --dry-run"], cwd=ROOT, env=env, capture_output=True, text=True)
+    # With the outer one's flags it would print the folder it leaves last.
+    done = run_program("bash", "-c", f"{text} --dry-run", cwd=ROOT, env={**OF_AN_OUTER_MAKE, "VENV": None})
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

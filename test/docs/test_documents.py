@@ -13,25 +13,23 @@ from docs.documents import ROOT
 from sglang_xshare import build_plan
 from sglang_xshare.policies import get_policy
 
-BUDGETS = EXPERIMENTS["defaults-verified"]
-
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
     """Each setting of the guide's table has its row in a record of quality, in decoding or in verification."""
-    records = [EXPERIMENTS[name] for name in ("quality", "serving", "drafts-1x8")]
-    decoded, *verified = (read_record(one.path(RESULTS), one.kind)["points"] for one in records)
+    records = [EXPERIMENTS[name] for name in ("quality", "serving", "drafts-1x8", "defaults-verified")]
+    decoded, *verified, settings = (read_record(one.path(RESULTS), one.kind)["points"] for one in records)
     measured = [parse_plan(policy) for policy in decoded]
     drafted = quality_key(DRAFTING)
     keys = [key for points in verified for key in points if key.startswith(drafted)]
     measured += [parse_plan(key.removeprefix(drafted)) for key in keys]
-    budgets = {point["setting"] for point in read_record(BUDGETS.path(RESULTS), BUDGETS.kind)["points"].values()}
+    budgets = {point["setting"] for point in settings.values()}
     measured += [parse_plan(f"xshare:k0=1,{budget}") for budget in budgets if " " not in budget]
     guide = (ROOT / "docs" / "guide.md").read_text()
     rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", guide, re.MULTILINE)
     examples = [
         (build_plan(name, **json.loads(keys)), meaning)
-        for names, settings, meaning in rows
-        for name, keys in zip(re.findall(r"`(.*?)`", names), re.findall(r"`({.*?})`", settings), strict=False)
+        for names, spelt, meaning in rows
+        for name, keys in zip(re.findall(r"`(.*?)`", names), re.findall(r"`({.*?})`", spelt), strict=False)
         if get_policy(name).selects
     ]
     assert len(examples) >= 10

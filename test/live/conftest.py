@@ -33,7 +33,7 @@ def answering():
     """Call it with a body for a server that gives it to whoever asks."""
     with ExitStack() as stack:
 
-        def serve(body: bytes) -> FakeServer:
+        def serve(body: Any) -> FakeServer:
             server = stack.enter_context(FakeServer((200, body)))
             thread = Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
@@ -76,6 +76,12 @@ def control(attach, monkeypatch):
         return Asked(Control(reports, SimpleNamespace(**CONFIG | changes)), model)
 
     return make
+
+
+@pytest.fixture
+def asked(control):
+    """A server of the usual arguments."""
+    return control()
 
 
 @pytest.fixture

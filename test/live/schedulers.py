@@ -1,7 +1,7 @@
 """A server's process over fake schedulers: every control message reaches all of them in one order, as in SGLang."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from sglang_xshare import hooks
 from sglang_xshare.live import METHOD, control
 from sglang_xshare.live.control import Control, handle
-from sglang_xshare.live.replicas import Replicas
+from sglang_xshare.live.replicas import Refusal, Replicas
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.switch import make_next, switch
@@ -25,8 +25,8 @@ WHICH = "ranks [1] have selected other experts than the first"
 
 
 class Schedulers:
-    """Upstream's TokenizerManager, with a scheduler of each control behind it. `arrive` is called with the body of
-    every message before a scheduler handles it.
+    """Upstream's TokenizerManager, with a scheduler of each control behind it. `arrive` has a call by the kind of a
+    message: it is made before a scheduler handles the message.
     """
 
     def __init__(self, *controls: Control, reporter: SimpleNamespace = REPORTER) -> None:
@@ -34,12 +34,12 @@ class Schedulers:
         for one in controls:
             one.reports.reporter = reporter
         self.asked: list[dict[str, Any]] = []
-        self.arrive: Callable[[dict[str, Any]], None] = lambda body: None
+        self.arrive: dict[str, Callable[[], object]] = {}
 
     async def dumper_control(self, request: Any) -> list[Any]:
         assert request.method == METHOD
         self.asked.append(request.body)
-        self.arrive(request.body)
+        self.arrive.get(self.phases[-1], lambda: None)()
         outputs = self.hand(request.body)
         await asyncio.sleep(0)
         return outputs
@@ -96,6 +96,20 @@ class Two:
 
     def post(self, body: dict[str, Any]) -> dict[str, Any]:
         return asyncio.run(self.replicas.switch(body))
+
+    def refuse(self, body: dict[str, Any]) -> tuple[str, int]:
+        """Return the line and the status with which the server refuses a POST."""
+        with pytest.raises(Refusal) as raised:
+            self.post(body)
+        return str(raised.value), raised.value.status
+
+    def post_both(self, *posts: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Return the answers to POSTs that arrive at once, or what they raise."""
+
+        async def gather() -> list[Any]:
+            return list(await asyncio.gather(*posts, return_exceptions=True))
+
+        return asyncio.run(gather())
 
     def states(self) -> list[tuple[Any, ...]]:
         """Return everything that a switch changes in each replica, except its number."""

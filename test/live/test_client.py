@@ -19,27 +19,17 @@ def proxied(monkeypatch):
     """Call it with a proxy for the environment that names this one alone."""
 
     def name(proxy, **more):
-        for variable in PROXIES:
+        for variable in (*PROXIES, *map(str.upper, PROXIES)):
             monkeypatch.delenv(variable, raising=False)
-            monkeypatch.delenv(variable.upper(), raising=False)
         for variable, value in {"http_proxy": proxy, "https_proxy": proxy, **more}.items():
             monkeypatch.setenv(variable, value)
 
     return name
 
 
-def test_a_server_on_this_machine_is_asked_without_a_proxy(answering, proxied):
-    server, proxy = answering(json.dumps(ANSWER).encode()), answering(b"denied")
-    proxied(proxy.url)
-    assert main(["policy", "get", server.url, "--json"]) == 0
-    assert [path for _, path, *_ in server.asked] == [PATH]
-    assert proxy.asked == []
-
-
 def test_a_switch_has_the_time_of_a_capture(monkeypatch):
-    waits = []
-    answer = json.dumps(ANSWER).encode()
-    monkeypatch.setattr(Client, "read", lambda self, path, body, timeout, *, admin: waits.append(timeout) or answer)
+    waits, body = [], json.dumps(ANSWER).encode()
+    monkeypatch.setattr(Client, "read", lambda self, path, given, timeout, *, admin: waits.append(timeout) or body)
     client = Client("http://127.0.0.1:30000")
     assert client.get_policy() == client.set_policy({"policy": "vanilla"}) == ANSWER
     assert waits == [TIMEOUT, SWITCH_TIMEOUT]
@@ -65,6 +55,7 @@ def test_a_proxy_that_is_not_there_is_named(proxied, capsys):
 
 
 def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
+    """A server on this machine is asked without the proxy, which is not there."""
     proxied("http://127.0.0.1:1")
     server = answering(b"{}")
     server.name = "nginx"
@@ -82,7 +73,7 @@ def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
 def test_a_redirect_is_refused(words, status, answering, proxied, capsys):
     """Following it would send the key to another host, and GET in place of POST: nothing would be switched."""
     proxied("http://127.0.0.1:1")
-    server, other = answering(b""), answering(json.dumps(ANSWER).encode())
+    server, other = answering(b""), answering(ANSWER)
     server.answer, server.location = (status, b""), other.url + PATH
     assert main(["policy", words[0], server.url, *words[1:], "--api-key", "secret"]) == 1
     reason = f"{status}: redirected to {other.url}{PATH}; the URL must be the server's own"
@@ -104,9 +95,7 @@ DIRECT = [
     *("http://localhost:30000", "https://LOCALHOST:30000", "http://node.localhost:30000"),
     *("http://gpu.inside:30000", "http://gpu.port:30000"),
 ]
-PROXIED = [
-    *("http://gpu.port:30001", "http://gpu.example:30000", "https://10.0.0.3:30000", "http://localhost.example:30000")
-]
+PROXIED = ["http://gpu.port:30001", "http://gpu.example:30000", "https://10.0.0.3:30000", "http://localhost.example:1"]
 
 
 @pytest.mark.parametrize("url", DIRECT + PROXIED)
@@ -121,7 +110,7 @@ def test_counters_are_no_older_than_the_question(ago, asks, answering, proxied, 
     proxied("http://127.0.0.1:1")
     waits = []
     monkeypatch.setattr("sglang_xshare.live.client.time", SimpleNamespace(sleep=waits.append))
-    server = answering(json.dumps(ANSWER | {"counted_ago": ago}).encode())
+    server = answering(ANSWER | {"counted_ago": ago})
     Client(server.url).get_policy()
     assert len(server.asked) == asks
     assert waits == ([] if asks == 1 else [pytest.approx(0.76)])

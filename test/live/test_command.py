@@ -4,59 +4,40 @@ import json
 
 import pytest
 
+from live.fake import ANSWER
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
 from sglang_xshare.live.client import Client, PolicyError
 
-COUNTS = {"layer_steps": 8, "experts_before": 116, "experts_after": 50, "kept_mass": 7.0, "rows": 8, "rescued": 0} | {
-    "outcomes": {"policy": 2}
-}
-ANSWER = {
-    "policy": "xshare",
-    "k0": 1,
-    "in_force": {"policy": "xshare", "k0": 1, "add": 24, "phases": ["decode"], "overrides": []},
-    "plan_hash": "0a1b2c3d",
-    "limits": {"batches": "at most 16", "captured_rows": [], "selecting_rows": []},
-    "since_switch": COUNTS,
-    "switches": 3,
-}
-
 
 @pytest.fixture
 def server(answering):
-    return answering(json.dumps(ANSWER).encode())
+    return answering(ANSWER)
 
 
 def test_get_prints_the_plan_in_force(server, capsys):
     assert main(["policy", "get", server.url + "/"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    for words in (
-        "xshare",
-        "24",
-        "default",
-        "plan 0a1b2c3d; switches: 3",
-        "since the last: active experts: 14.5 -> 6.2, kept mass: 0.8750, policy steps: 2",
-        "at most 16",
-    ):
+    for words in ("xshare", "24", "default", "plan 0a1b2c3d; switches: 3", "at most 16"):
         assert words in out
+    assert "since the last: active experts: 14.5 -> 6.2, kept mass: 0.8750, policy steps: 2" in out
     assert server.asked == [("GET", PATH, None, None)]
 
 
 def test_get_prints_what_an_estimate_is_now(answering, capsys):
     plan = ANSWER["in_force"] | {"acceptance": "auto"}
-    server = answering(json.dumps(ANSWER | {"in_force": plan, "estimated_acceptance": 0.859375}).encode())
-    assert main(["policy", "get", server.url]) == 0
-    assert "auto, now 0.859" in capsys.readouterr().out
-    server = answering(json.dumps(ANSWER | {"in_force": plan, "estimated_acceptance": None}).encode())
-    assert main(["policy", "get", server.url]) == 0
-    assert "now" not in capsys.readouterr().out, "a step of one token has no drafts"
+    for estimated, shown in ((0.859375, True), (None, False)):  # a step of one token has no drafts
+        server = answering(ANSWER | {"in_force": plan, "estimated_acceptance": estimated})
+        assert main(["policy", "get", server.url]) == 0
+        out = capsys.readouterr().out
+        assert (", now " in out, "auto, now 0.859" in out) == (shown, shown)
 
 
 def test_get_prints_vanilla_for_a_server_that_only_chooses_the_depth_of_drafts(answering, capsys):
     told = {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": {"batch_sizes": []}}
-    assert main(["policy", "get", answering(json.dumps(told).encode()).url]) == 0
+    assert main(["policy", "get", answering(told).url]) == 0
     assert "vanilla" in capsys.readouterr().out
 
 
@@ -72,7 +53,7 @@ def test_get_prints_vanilla_for_a_server_that_only_chooses_the_depth_of_drafts(a
 )
 def test_what_was_given_is_not_marked_as_default(given, override, marked, answering, capsys):
     plan = ANSWER["in_force"] | {"overrides": [override]}
-    server = answering(json.dumps(ANSWER | given | {"in_force": plan}).encode())
+    server = answering(ANSWER | given | {"in_force": plan})
     assert main(["policy", "get", server.url]) == 0
     rows = [[cell.strip() for cell in line.split("│")[1:]] for line in capsys.readouterr().out.splitlines()]
     assert {row[0] for row in rows if len(row) > 2 and row[2] == "default"} == marked
@@ -98,27 +79,32 @@ def test_set_sends_what_is_spelt(words, config, sent, server, tmp_path):
 
 
 def test_warnings_go_to_stderr(server, capsys):
-    server.answer = 200, json.dumps(ANSWER | {"warnings": ["never drops"]}).encode()
+    server.answer = 200, ANSWER | {"warnings": ["never drops"]}
     assert main(["policy", "set", server.url, "xshare"]) == 0
     assert capsys.readouterr().err == "warning: never drops\n"
 
 
-def test_a_key_is_sent_as_upstream_takes_it(server, monkeypatch):
-    assert main(["policy", "get", server.url, "--api-key", "secret"]) == 0
-    monkeypatch.setenv("SGLANG_API_KEY", "of the environment")
-    assert main(["policy", "get", server.url]) == 0
-    assert [asked[2] for asked in server.asked] == ["Bearer secret", "Bearer of the environment"]
-
-
-def test_each_route_is_asked_with_its_key(server, monkeypatch):
-    keys = ["--api-key", "user", "--admin-api-key", "admin"]
-    assert main(["policy", "set", server.url, "xshare", *keys]) == 0
-    assert main(["policy", "set", server.url, "xshare", *keys[:2]]) == 0
-    monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "of the environment")
-    assert main(["policy", "set", server.url, "xshare", *keys[:2]]) == 0
-    assert main(["policy", "get", server.url, *keys[:2]]) == 0
-    sent = [asked[2].removeprefix("Bearer ") for asked in server.asked]
-    assert sent == ["admin", "user", "of the environment", "user"]
+@pytest.mark.parametrize(
+    ("words", "keys", "environment", "sent"),
+    [
+        (["get"], ["--api-key", "user"], {}, "user"),
+        (["get"], [], {"SGLANG_API_KEY": "of the environment"}, "of the environment"),
+        (["get"], ["--api-key", "user"], {"SGLANG_ADMIN_API_KEY": "of the environment"}, "user"),
+        (["set", "xshare"], ["--api-key", "user", "--admin-api-key", "admin"], {}, "admin"),
+        (["set", "xshare"], ["--api-key", "user"], {}, "user"),
+        (
+            ["set", "xshare"],
+            ["--api-key", "user"],
+            {"SGLANG_ADMIN_API_KEY": "of the environment"},
+            "of the environment",
+        ),
+    ],
+)
+def test_each_route_is_asked_with_its_key(words, keys, environment, sent, server, monkeypatch):
+    for name, key in environment.items():
+        monkeypatch.setenv(name, key)
+    assert main(["policy", words[0], server.url, *words[1:], *keys]) == 0
+    assert [asked[2] for asked in server.asked] == [f"Bearer {sent}"]
 
 
 @pytest.mark.parametrize(
@@ -155,13 +141,8 @@ def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
 )
 def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in (
-        ("bad", "{"),
-        ("list", "[]"),
-        ("keys", '{"k0": 2}'),
-        ("whole", '{"policy": "oea"}'),
-        ("exact", '{"exact": {"priority": 3}}'),
-    ):
+    texts = {"bad": "{", "list": "[]", "keys": '{"k0": 2}', "whole": '{"policy": "oea"}'}
+    for name, text in (texts | {"exact": '{"exact": {"priority": 3}}'}).items():
         (tmp_path / f"{name}.json").write_text(text)
     assert main(["policy", "set", server.url, *words]) == 1
     assert read_refusal(capsys).startswith(f"policy set: {line}")

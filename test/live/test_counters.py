@@ -1,7 +1,5 @@
 """Counters in the answers of GET and POST: since the start and the switch, by layer, and at most one look a second."""
 
-from typing import Any
-
 import pytest
 
 from live.schedulers import REPORTER
@@ -14,12 +12,7 @@ from stage.switching import switch
 def looks(monkeypatch):
     """What was asked of the device: one entry a look at the counters."""
     found, read = [], Counters.read
-
-    def count(self: Counters) -> Any:
-        found.append(self)
-        return read(self)
-
-    monkeypatch.setattr(Counters, "read", count)
+    monkeypatch.setattr(Counters, "read", lambda self: found.append(self) or read(self))
     return found
 
 
@@ -34,23 +27,20 @@ def test_get_counts_by_layer(control):
         assert first[name] + last[name] == pytest.approx(counters[name])
 
 
-def test_counters_since_the_switch_are_the_plans_own(control):
-    asked = control()
-    model = asked.model
-    for number, add in enumerate((1, 2, 3)):
+def test_counters_since_the_switch_are_the_plans_own(asked):
+    for add, steps in ((1, 1), (2, 3), (3, 6)):
         asked.post({"policy": "xshare", "add": add})
         for _ in range(add):
-            run(model, "decode", 12)
+            run(asked.model, "decode", 12)
         told = asked.get()
         assert told["since_switch"]["outcomes"]["policy"] == add
         assert [layer["layer_steps"] for layer in told["since_switch"]["by_layer"]] == [add] * 3
         counted = [layer["experts_after"] for layer in told["since_switch"]["by_layer"]]
         assert sum(counted) == told["since_switch"]["experts_after"] > 0
-        assert told["counters"]["outcomes"]["policy"] == sum((1, 2, 3)[: number + 1])
+        assert told["counters"]["outcomes"]["policy"] == steps
 
 
-def test_gets_within_a_second_wait_for_the_device_once(control, clock, looks):
-    asked = control()
+def test_gets_within_a_second_wait_for_the_device_once(asked, clock, looks):
     run(asked.model, "decode", 4)
     first, waits = asked.get(), len(looks)
     assert (first["counters"]["outcomes"]["policy"], first["counted_ago"]) == (1, 0)
@@ -60,30 +50,25 @@ def test_gets_within_a_second_wait_for_the_device_once(control, clock, looks):
     again = asked.get()
     assert len(looks) == waits
     assert again["counted_ago"] == 0.75
-    assert {name: again[name] for name in ("counters", "since_switch")} == {
-        name: first[name] for name in ("counters", "since_switch")
-    }
+    assert [again[name] for name in ("counters", "since_switch")] == [first["counters"], first["since_switch"]]
     clock[0] += 0.25
     later = asked.get()
     assert len(looks) == 2 * waits
     assert (later["counters"]["outcomes"]["policy"], later["counted_ago"]) == (2, 0)
 
 
-def test_a_switch_and_the_first_get_after_it_count_exactly(control, clock):
-    asked = control()
+def test_a_switch_and_the_first_get_after_it_count_exactly(asked, clock):
     asked.get()
     run(asked.model, "decode", 4)
     told = asked.post({"policy": "oea", "k0": 1})
     assert told["counters"]["outcomes"]["policy"] == 1
     assert told["since_switch"]["layer_steps"] == 0
     run(asked.model, "decode", 4)
-    since = asked.get()["since_switch"]
-    assert since["outcomes"]["policy"] == 1
+    assert asked.get()["since_switch"]["outcomes"]["policy"] == 1
 
 
-def test_a_fallback_between_two_gets_counts_anew(control, clock):
+def test_a_fallback_between_two_gets_counts_anew(asked, clock):
     """Ranks that disagree switch without a POST."""
-    asked = control()
     run(asked.model, "decode", 4)
     asked.get()
     switch(asked.stage, None, REPORTER)

@@ -1,7 +1,5 @@
 """Two replicas of one server: a switch is made by both or by none, whatever happens to one of them meanwhile."""
 
-import asyncio
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -9,8 +7,10 @@ import torch
 
 from live.schedulers import OEA, WHICH, XSHARE, fail_once, fall_back
 from refused import refused
-from sglang_xshare.live.replicas import Refusal, Replicas, count_switches
+from sglang_xshare.live.replicas import Replicas, count_switches
 from sglang_xshare.policies.exact import Rule
+
+CHECKED, OTHER = {"check": OEA, "epoch": "2"}, "another client switches the policy at the same time; ask again"
 
 
 def test_a_switch_is_a_check_and_a_commit(two):
@@ -48,12 +48,7 @@ def test_each_replicas_fallback_raises_the_number(two):
     assert numbers == [1, 2, 3]
     with refused("after = 2"):
         two.post(OEA | {"after": 2})
-    assert two.post(OEA | {"after": 3})["switches"] == 4
-
-
-def test_a_post_without_after_switches_all_after_a_fallback(two):
-    fall_back(two.both[1])
-    assert two.post(OEA)["switches"] == 3
+    assert two.post(OEA)["switches"] == 4, "without `after`"
     assert two.policies() == ["oea", "oea"]
 
 
@@ -65,10 +60,8 @@ def test_a_commit_that_fails_on_one_is_undone_on_all(failing, gone, is_late, two
     fall_back(two.both[gone])
     states, ids, before = two.states(), two.ids(), two.get()["switches"]
     fail_once(monkeypatch, two.both[failing], is_late)
-    with pytest.raises(Refusal) as raised:
-        two.post(OEA)
     line = "1 of 2 schedulers: MemoryError: no memory; 2 of 2 restored the previous policy"
-    assert (str(raised.value), raised.value.status) == (line, 500)
+    assert two.refuse(OEA) == (line, 500)
     assert two.schedulers.phases[-3:] == ["check", "commit", "restore"]
     assert two.states() == states
     for former, now in zip(ids, two.ids(), strict=True):
@@ -85,16 +78,9 @@ def test_a_commit_that_fails_on_one_is_undone_on_all(failing, gone, is_late, two
 
 def test_a_restore_that_fails_is_told(two, monkeypatch):
     fail_once(monkeypatch, two.both[0], is_late=False)
-
-    def arrive(body: dict[str, Any]) -> None:
-        if "restore" in body:
-            fail_once(monkeypatch, two.both[1], is_late=False)
-
-    two.schedulers.arrive = arrive
-    with pytest.raises(Refusal) as raised:
-        two.post(OEA)
-    line = "; the previous policy was not restored: 1 of 2 schedulers: MemoryError: no memory"
-    assert str(raised.value) == f"1 of 2 schedulers: MemoryError: no memory{line}"
+    two.schedulers.arrive["restore"] = lambda: fail_once(monkeypatch, two.both[1], is_late=False)
+    failed = "1 of 2 schedulers: MemoryError: no memory"
+    assert two.refuse(OEA) == (f"{failed}; the previous policy was not restored: {failed}", 500)
     assert two.post(OEA)["policy"] == "oea"
     assert two.policies() == ["oea", "oea"]
 
@@ -103,9 +89,7 @@ def test_a_restore_that_fails_is_told(two, monkeypatch):
 def test_a_check_that_fails_on_one_changes_nothing(failing, two, monkeypatch):
     states = two.states()
     monkeypatch.setattr(two.both[failing].control, "check", lambda *args: 1 / 0)
-    with pytest.raises(Refusal) as raised:
-        two.post(OEA)
-    assert (str(raised.value), raised.value.status) == ("1 of 2 schedulers: ZeroDivisionError: division by zero", 500)
+    assert two.refuse(OEA) == ("1 of 2 schedulers: ZeroDivisionError: division by zero", 500)
     assert two.schedulers.phases == ["check"]
     assert two.states() == states
     assert two.get()["switches"] == 1
@@ -117,9 +101,7 @@ def test_a_fault_of_a_scheduler_is_no_refusal_of_the_policy(faults, status, two,
     for number, one in enumerate(two.both):
         error = MemoryError("no memory") if number in faults else ValueError("no such policy")
         monkeypatch.setattr(one.control, "check", Mock(side_effect=error))
-    with pytest.raises(Refusal) as raised:
-        two.post(OEA)
-    assert raised.value.status == status
+    assert two.refuse(OEA)[1] == status
 
 
 @pytest.mark.parametrize(
@@ -136,15 +118,9 @@ def test_a_process_that_fails_in_between_or_at_the_end_changes_nothing(failing, 
 
 
 def test_a_fallback_between_check_and_commit_refuses_the_switch(two):
-    def arrive(body: dict[str, Any]) -> None:
-        if "commit" in body:
-            fall_back(two.both[1])
-
-    two.schedulers.arrive = arrive
-    with pytest.raises(Refusal) as raised:
-        two.post(OEA | {"after": 1})
+    two.schedulers.arrive["commit"] = lambda: fall_back(two.both[1])
     line = "the policy changed after the check; ask again; 1 of 2 restored the previous policy"
-    assert str(raised.value) == f"1 of 2 schedulers: {line}"
+    assert two.refuse(OEA | {"after": 1})[0] == f"1 of 2 schedulers: {line}"
     assert two.policies() == ["xshare", "vanilla"]
     assert two.get()["disagreement"] == WHICH
 
@@ -188,11 +164,7 @@ def test_switches_of_the_server(numbers, count):
 
 
 def test_two_posts_at_once_do_not_interleave(two):
-    async def post_both() -> list[Any]:
-        posts = (two.replicas.switch(body | {"after": 1}) for body in (OEA, {"policy": "vanilla"}))
-        return list(await asyncio.gather(*posts, return_exceptions=True))
-
-    told, late = asyncio.run(post_both())
+    told, late = two.post_both(*(two.replicas.switch(body | {"after": 1}) for body in (OEA, {"policy": "vanilla"})))
     assert (told["policy"], told["switches"]) == ("oea", 2)
     assert str(late).startswith("after = 1: must be 2")
     assert two.schedulers.phases == ["check", "commit", "check"]
@@ -202,14 +174,9 @@ def test_two_posts_at_once_do_not_interleave(two):
 def test_of_two_processes_that_switch_at_once_one_does(two):
     """As with --tokenizer-worker-num 2, whose processes share no lock. Both checks arrive before either commit."""
     other = Replicas(lambda: two.schedulers)
-
-    async def post_both() -> list[Any]:
-        posts = two.replicas.switch(OEA), other.switch({"policy": "vanilla"})
-        return list(await asyncio.gather(*posts, return_exceptions=True))
-
-    late, told = asyncio.run(post_both())
+    late, told = two.post_both(two.replicas.switch(OEA), other.switch({"policy": "vanilla"}))
     assert two.schedulers.phases[:4] == ["check", "check", "commit", "commit"]
-    assert (str(late), late.status) == ("another client switches the policy at the same time; ask again", 400)
+    assert (str(late), late.status) == (OTHER, 400)
     assert (told["policy"], told["switches"]) == ("vanilla", 2)
     assert two.policies() == ["vanilla", "vanilla"]
     assert two.post(OEA)["switches"] == 3
@@ -217,14 +184,8 @@ def test_of_two_processes_that_switch_at_once_one_does(two):
 
 def test_a_refused_check_ends_the_switch_of_another_process_on_all(two):
     """Else the scheduler that refuses the check alone would commit the other switch."""
-
-    def arrive(body: dict[str, Any]) -> None:
-        if "commit" in body:
-            two.schedulers.hand({"check": {"policy": "nope"}, "epoch": "other"})
-
-    two.schedulers.arrive = arrive
-    with pytest.raises(Refusal, match="another client switches"):
-        two.post(OEA)
+    two.schedulers.arrive["commit"] = lambda: two.schedulers.hand({"check": {"policy": "nope"}, "epoch": "other"})
+    assert OTHER in two.refuse(OEA)[0]
     assert two.policies() == ["xshare", "xshare"]
 
 
@@ -232,32 +193,28 @@ def test_a_restore_leaves_the_later_switch_of_another_process(two, monkeypatch):
     """It commits between the other's commit, which fails on one scheduler, and its restore."""
     fail_once(monkeypatch, two.both[0], is_late=True)
 
-    def arrive(body: dict[str, Any]) -> None:
-        if "restore" in body:
-            two.schedulers.arrive = lambda body: None
-            for later in ({"check": {"policy": "vanilla"}, "epoch": "later"}, {"commit": "later", "number": 4}):
-                assert all(output.success for output in two.schedulers.hand(later))
+    def switch_again() -> None:
+        for later in ({"check": {"policy": "vanilla"}, "epoch": "later"}, {"commit": "later", "number": 4}):
+            assert all(output.success for output in two.schedulers.hand(later))
 
-    two.schedulers.arrive = arrive
-    with pytest.raises(Refusal) as raised:
-        two.post(OEA)
-    assert str(raised.value) == "1 of 2 schedulers: MemoryError: no memory"
+    two.schedulers.arrive["restore"] = switch_again
+    assert two.refuse(OEA) == ("1 of 2 schedulers: MemoryError: no memory", 500)
     assert two.policies() == ["vanilla", "vanilla"]
 
 
-@pytest.mark.parametrize("messages", [[], [{"check": OEA, "epoch": "1"}]], ids=["without a check", "another epoch"])
-def test_a_commit_that_was_not_checked_is_refused(messages, two):
-    states = two.states()
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        ([], OTHER),
+        ([CHECKED | {"epoch": "1"}], OTHER),
+        ([CHECKED, {"commit": "2", "number": 2}], "the policy changed after the check; ask again"),
+    ],
+    ids=["without a check", "another epoch", "made already"],
+)
+def test_a_commit_that_was_not_checked_is_refused(messages, line, two):
     for body in messages:
         two.schedulers.hand(body)
+    states = two.states()
     for told in two.schedulers.hand({"commit": "2", "number": 2}):
-        assert (told.success, told.error) == (False, "another client switches the policy at the same time; ask again")
+        assert (told.success, told.error) == (False, line)
     assert two.states() == states
-
-
-def test_a_commit_is_made_once(two):
-    two.post(OEA)
-    again = two.schedulers.asked[-1]
-    two.post({"policy": "vanilla"})
-    assert not any(output.success for output in two.schedulers.hand(again))
-    assert two.policies() == ["vanilla", "vanilla"]

@@ -3,24 +3,20 @@
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sglang.srt.utils.auth import add_api_key_middleware
 
+from live.fake import ANSWER as TOLD
+from live.fake import COUNTS
 from sglang_xshare.live import METHOD, PATH
 from sglang_xshare.live.replicas import merge
 from sglang_xshare.live.routes import add_routes
 
-COUNTS = {
-    **{"layer_steps": 4, "experts_before": 60, "experts_after": 40, "kept_mass": 30.0, "rows": 32, "rescued": 0},
-    **{"exact_rows": 8, "outcomes": {"policy": 1, "prefill": 2}},
-}
-ANSWER = {
-    **{"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS},
-    **{"counted_ago": 0.0, "switches": 0, "own_switches": 0, "disagreement": None},
-}
+ANSWER = TOLD | {"counters": COUNTS, "counted_ago": 0.0, "switches": 0, "own_switches": 0, "disagreement": None}
 UNCOUNTED = {"counters": None, "since_switch": None, "counted_ago": None, "own_switches": None}
 """In the answer of a rank whose steps the first rank has counted."""
 POST = {"policy": "oea", "k0": 3}
@@ -58,10 +54,10 @@ def test_the_schedulers_are_asked_by_one_message_for_a_get_and_two_for_a_post():
     manager = Manager(said(ANSWER))
     client = make_client(manager)
     answer = client.get(PATH).json()
-    assert answer["k0"] == 3
+    assert answer["k0"] == 1
     assert "own_switches" not in answer
     for _ in range(2):
-        assert client.post(PATH, json=POST).json()["policy"] == "oea"
+        assert client.post(PATH, json=POST).json()["policy"] == "xshare"
     assert {method for method, _ in manager.asked} == {METHOD}
     get, check, commit, other, _ = [body for _, body in manager.asked]
     epoch = check["epoch"]
@@ -75,11 +71,8 @@ def test_a_post_that_is_cancelled_is_made_to_its_end():
     add_routes(app, lambda: manager)
     (post,) = [route.endpoint for route in app.routes if "POST" in getattr(route, "methods", ())]
 
-    async def read_body() -> bytes:
-        return b'{"policy": "oea", "k0": 3}'
-
     async def cancel() -> None:
-        task = asyncio.create_task(post(SimpleNamespace(body=read_body)))
+        task = asyncio.create_task(post(SimpleNamespace(body=AsyncMock(return_value=b'{"policy": "oea", "k0": 3}'))))
         while not manager.asked:
             await asyncio.sleep(0)
         task.cancel()
@@ -93,10 +86,10 @@ def test_a_post_that_is_cancelled_is_made_to_its_end():
 
 def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
     replicas = merge([ANSWER, ANSWER])["counters"]
-    assert (replicas["layer_steps"], replicas["outcomes"]) == (8, {"policy": 2, "prefill": 4})
-    assert (replicas["mean_before"], replicas["mean_after"], replicas["mean_kept_mass"]) == (15, 10, 30 / 32)
+    assert (replicas["layer_steps"], replicas["outcomes"]) == (16, {"policy": 4})
+    assert (replicas["mean_before"], replicas["mean_after"], replicas["mean_kept_mass"]) == (14.5, 6.25, 7 / 8)
     ranks = merge([ANSWER, ANSWER | UNCOUNTED])
-    assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 4
+    assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 8
 
 
 def test_merged_counters_are_as_old_as_the_oldest():

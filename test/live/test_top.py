@@ -1,12 +1,13 @@
 """`sglang-xshare top`: what a frame says of two looks, how it is drawn, and one line for whatever goes wrong."""
 
-import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
+from live.fake import ANSWER, COUNTS
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
@@ -32,20 +33,14 @@ def layer(number: int, steps: int, before: int, after: int, kept: float, rows: i
     return {"layer": number, **counts}
 
 
-def answer(*layers: dict[str, Any], switches: int = 3) -> dict[str, Any]:
-    since = {"layer_steps": 8, "experts_before": 116, "experts_after": 50, "kept_mass": 7.0, "rows": 8, "rescued": 0}
-    return {
-        "policy": "xshare",
-        "in_force": {"policy": "xshare", "k0": 1, "add": 24, "mass": None, "overrides": []},
-        "plan_hash": "0a1b2c3d",
-        "counters": {"by_layer": [layer(number, 999, 9, 9, 9.0, 9) for number in range(len(layers))]},
-        "since_switch": {**since, "outcomes": {"policy": 4, "prefill": 0}, "by_layer": list(layers)},
-        "switches": switches,
-    }
+def answer(*layers: dict[str, Any]) -> dict[str, Any]:
+    counters = {"by_layer": [layer(number, 999, 9, 9, 9.0, 9) for number in range(len(layers))]}
+    in_force = ANSWER["in_force"] | {"mass": None}
+    return ANSWER | {"in_force": in_force, "counters": counters, "since_switch": COUNTS | {"by_layer": [*layers]}}
 
 
-EARLIER = answer(layer(1, 4, 40, 20, 7.0, 8), layer(3, 4, 44, 24, 6.0, 8))
-LATER = answer(layer(1, 6, 70, 30, 13.0, 16), layer(3, 4, 44, 24, 6.0, 8))
+FIRST, LAST = layer(1, 4, 40, 20, 7.0, 8), layer(3, 4, 44, 24, 6.0, 8)
+EARLIER, LATER = answer(FIRST, LAST), answer(layer(1, 6, 70, 30, 13.0, 16), LAST)
 
 
 def at(time: float, told: dict[str, Any]) -> Look:
@@ -61,17 +56,15 @@ def show(now: Look, before: Look | None) -> str:
 
 @pytest.fixture
 def server(answering):
-    server = answering(b"Not Found")
-    server.answer = 404, b'{"detail": "Not Found"}'
-    server.routes = {PATH: (200, json.dumps(LATER).encode()), METRICS: (200, METRICS_TEXT.encode())}
+    server = answering(b"")
+    server.answer = 404, {"detail": "Not Found"}
+    server.routes = {PATH: (200, LATER), METRICS: (200, METRICS_TEXT.encode())}
     return server
 
 
 def test_draft_depths_are_a_line_by_batch_size():
-    sizes = [
-        {"batch_size": 1, "depth": 5, "tokens": 2.306, "ms": 8.44},
-        {"batch_size": 16, "depth": 0, "tokens": 1.0, "ms": None},
-    ]
+    first = {"batch_size": 1, "depth": 5, "tokens": 2.306, "ms": 8.44}
+    sizes = [first, {"batch_size": 16, "depth": 0, "tokens": 1.0, "ms": None}]
     line = "Draft depth by batch size: 1: 5 (2.31 tokens in 8.4 ms), 16: 0 (1.00 tokens in - ms)"
     assert describe_depths({"batch_sizes": sizes}) == line
     assert describe_depths({"batch_sizes": []}) == "Draft depth by batch size: -"
@@ -88,20 +81,14 @@ def test_a_server_without_a_policy_has_a_frame_of_its_draft_depths():
     assert lines[2:] == ["Draft depth by batch size: 4: 3 (2.40 tokens in 12.5 ms)"]
 
 
-def test_what_was_counted_between_two_looks():
-    first, second = subtract(at(12.5, LATER), at(10.0, EARLIER))
-    assert first == layer(1, 2, 30, 10, 6.0, 8)
-    assert second == layer(3, 0, 0, 0, 0.0, 0)
-
-
 @pytest.mark.parametrize(
     "before",
     [
-        answer(layer(1, 99, 9, 9, 9.0, 9), LATER["since_switch"]["by_layer"][1]),
-        answer(layer(1, 6, 9, 9, 9.0, 99), LATER["since_switch"]["by_layer"][1]),
-        answer({**layer(1, 4, 40, 20, 7.0, 8), "page_ins": 3}, LATER["since_switch"]["by_layer"][1]),
-        answer(layer(0, 4, 40, 20, 7.0, 8), LATER["since_switch"]["by_layer"][1]),
-        answer(layer(1, 4, 40, 20, 7.0, 8)),
+        answer(layer(1, 99, 9, 9, 9.0, 9), LAST),
+        answer(layer(1, 6, 9, 9, 9.0, 99), LAST),
+        answer({**FIRST, "page_ins": 3}, LAST),
+        answer({**FIRST, "layer": 0}, LAST),
+        answer(FIRST),
         EARLIER | {"switches": 2},
     ],
     ids=["restarted", "with fewer rows", "without pages", "another model", "fewer layers", "switched"],
@@ -134,7 +121,7 @@ def test_what_a_server_does_not_measure_is_a_dash():
 
 
 def test_page_ins_are_told_where_experts_are_paged():
-    told = answer(layer(1, 4, 40, 20, 7.0, 8))
+    told = answer(FIRST)
     told["since_switch"] |= {"page_ins_before": 60, "page_ins": 20}
     assert "14.5 -> 6.2, page-ins: 7.5 -> 2.5, kept mass" in show(at(1.0, told), None)
 
@@ -143,10 +130,10 @@ def test_one_frame_where_stdout_is_no_terminal(server, capsys):
     assert main(["top", server.url, "--api-key", "secret"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
+    assert "switches: 3; since the last: active experts: 14.5 -> 6.2, kept mass: 0.8750, policy steps: 2" in out
     for words in (
         "xshare, plan 0a1b2c3d",
         "k0=1, add=24",
-        "switches: 3; since the last: active experts: 14.5 -> 6.2, kept mass: 0.8750, policy steps: 4",
         "150.5 tokens/s, accepted length 3.00; 16 running, 0 queued",
     ):
         assert words in out
@@ -166,9 +153,9 @@ def test_it_looks_again_until_the_server_is_gone(server, terminal, capsys, monke
     def sleep(seconds: float) -> None:
         assert seconds == 0.5
         slept.append(seconds)
-        server.routes[PATH] = (200, json.dumps(LATER).encode()) if len(server.asked) < 6 else (500, b"")
+        server.routes[PATH] = (200, LATER) if len(server.asked) < 6 else (500, b"")
 
-    server.routes[PATH] = 200, json.dumps(EARLIER).encode()
+    server.routes[PATH] = 200, EARLIER
     monkeypatch.setattr(subcommand, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
     assert main(["top", server.url, "--interval", "0.5"]) == 1
     out, err = capsys.readouterr()
@@ -178,10 +165,7 @@ def test_it_looks_again_until_the_server_is_gone(server, terminal, capsys, monke
 
 
 def test_ctrl_c_ends_it(server, terminal, capsys, monkeypatch):
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subcommand.time, "sleep", interrupt)
+    monkeypatch.setattr(subcommand.time, "sleep", Mock(side_effect=KeyboardInterrupt))
     assert main(["top", server.url]) == 130
     assert capsys.readouterr().err == ""
 
@@ -190,7 +174,7 @@ def test_ctrl_c_ends_it(server, terminal, capsys, monkeypatch):
     ("route", "told", "line"),
     [
         (PATH, (404, b""), "404: no such route"),
-        (PATH, (200, json.dumps(LATER | {"since_switch": {}}).encode()), "the answer has no counts by layer"),
+        (PATH, (200, LATER | {"since_switch": {}}), "the answer has no counts by layer"),
         (METRICS, (404, b""), "no /metrics"),
         (METRICS, (401, b""), "401: no permission"),
     ],

@@ -11,11 +11,12 @@ from sglang_xshare.policies.spelling import parse_policy
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, make_reporter
 
+BEYOND = [({"min_rows": 17}, "min_rows = 17"), ({"min_rows": 18, "max_rows": 40}, "min_rows = 18 to max_rows = 40")]
+
 
 @pytest.mark.parametrize("spelt", ["xshare:careful", "xshare:fast"])
-def test_a_preset_is_answered_with_its_keys(spelt, control):
+def test_a_preset_is_answered_with_its_keys(spelt, asked):
     """A preset is the command line's word; "xshare" alone, which is near, is another mass."""
-    asked = control()
     with refused(f"policy = {spelt!r}") as raised:
         asked.post({"policy": spelt})
     said = str(raised.value)
@@ -28,11 +29,7 @@ def test_what_no_batch_of_a_running_server_reaches_is_refused(control):
     """SGLang decides how many requests run at once after the checks of a start, by the memory that is left."""
     asked = control(max_running_requests=None)
     asked.stage.find_batches = lambda rows: Batches((8, 16), most=14)
-    for keys, limits in (
-        ({"min_rows": 17}, "min_rows = 17"),
-        ({"min_rows": 18, "max_rows": 40}, "min_rows = 18 to max_rows = 40"),
-        ({"min_rows": 9, "max_rows": 13}, "min_rows = 9 to max_rows = 13"),
-    ):
+    for keys, limits in (*BEYOND, ({"min_rows": 9, "max_rows": 13}, "min_rows = 9 to max_rows = 13")):
         with refused(f"--expert-policy xshare with {limits}") as raised:
             asked.post({"policy": "xshare", **keys})
         assert str(raised.value).endswith("must include one of its batch sizes (captured: 8, 16; at most 14)")
@@ -50,14 +47,7 @@ def test_with_paged_experts_a_batch_between_captured_sizes_has_its_own_rows(cont
     assert asked.post(between)["switches"] == 1
 
 
-LIMITS = [
-    ({"min_rows": 16}, None),
-    ({"min_rows": 17}, "min_rows = 17"),
-    ({"min_rows": 18, "max_rows": 40}, "min_rows = 18 to max_rows = 40"),
-]
-
-
-@pytest.mark.parametrize(("limits", "warned"), LIMITS)
+@pytest.mark.parametrize(("limits", "warned"), [({"min_rows": 16}, None), *BEYOND])
 def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, warned, control, monkeypatch, caplog):
     config = {"k0": 1, "add": 2, **limits}
     asked = control({"expert_policy": "xshare", "expert_policy_config": config}, max_running_requests=None)
@@ -74,8 +64,7 @@ def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, war
     assert warned is None or warnings[0].startswith(line)
 
 
-def test_a_kmax_beyond_the_models_experts_is_warned_of(control):
-    asked = control()
+def test_a_kmax_beyond_the_models_experts_is_warned_of(asked):
     assert asked.post({"policy": "oea", "kmax": EXPERTS})["warnings"] == []
     (warning,) = asked.post({"policy": "oea", "kmax": EXPERTS + 1})["warnings"]
     assert warning == f"--expert-policy oea: kmax = {EXPERTS + 1} has no effect beyond the model's {EXPERTS} experts"

@@ -1,17 +1,17 @@
 """The Dockerfile, which nothing builds here: a linter finds no fault. `test_wheels` builds what it copies."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmark.common.paths import ROOT
 from dockerfile import DOCKERFILE
+from programs import run_program
 from sglang_xshare.patching.queue import find_root, list_releases
 
 
 def test_the_linter_finds_no_fault() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True)
+    done = run_program(hadolint, ROOT / "Dockerfile")
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 

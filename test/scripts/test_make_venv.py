@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import subprocess
 
 import pytest
 
 from benchmark.common.paths import ROOT
-from programs import write_program
+from programs import OF_AN_OUTER_MAKE, copy_files, read_line, run_program, write_program
 
 # Stands for python3: `-m venv DIR` makes DIR's bin, its python the script beside it.
 PYTHON3 = """#!/bin/sh
@@ -28,23 +27,17 @@ case "$*" in *"${FAIL:-nothing}"*) echo no such package; exit 1 ;; esac
 @pytest.fixture
 def checkout(tmp_path):
     """The files the script reads, and its stand-ins on the path."""
-    for name in ("scripts", "python", "sgl-kernel", "bin"):
-        (tmp_path / name).mkdir()
-    for path in [*(ROOT / "scripts").glob("requirements-*.txt"), ROOT / "scripts" / "make_venv.sh"]:
-        shutil.copy(path, tmp_path / "scripts")
-    for package in ("python", "sgl-kernel"):
-        shutil.copy(ROOT / package / "pyproject.toml", tmp_path / package)
-    write_program(tmp_path / "bin" / "python3", PYTHON3)
-    write_program(tmp_path / "bin" / "venv-python", VENV_PYTHON)
-    write_program(tmp_path / "bin" / "nvidia-smi", "exit 9")
+    requirements = [f"scripts/{path.name}" for path in (ROOT / "scripts").glob("requirements-*.txt")]
+    copy_files(tmp_path, *requirements, "scripts/make_venv.sh", "python/pyproject.toml", "sgl-kernel/pyproject.toml")
+    for name, text in {"python3": PYTHON3, "venv-python": VENV_PYTHON, "nvidia-smi": "exit 9"}.items():
+        write_program(tmp_path / "bin" / name, text)
     return tmp_path
 
 
 def make_venv(checkout, *args, **env):
     path = f"{checkout / 'bin'}:{os.environ['PATH']}"
-    env = {**os.environ, "VENV": ".venv", "SGLANG_XSHARE_DEVICE": "", **env, "PATH": path}
-    command = [str(checkout / "scripts" / "make_venv.sh"), *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True)
+    env = {"VENV": ".venv", "SGLANG_XSHARE_DEVICE": "", **env, "PATH": path}
+    return run_program(checkout / "scripts" / "make_venv.sh", *args, env=env)
 
 
 def refusal(checkout, *args, **env):
@@ -54,10 +47,9 @@ def refusal(checkout, *args, **env):
         return {path: path.read_bytes() for path in (checkout / env["VENV"]).rglob("*") if path.is_file()}
 
     before = read()
-    refused = make_venv(checkout, *args, **env)
-    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    line = read_line(make_venv(checkout, *args, **env))
     assert read() == before
-    return refused.stderr.strip()
+    return line
 
 
 def calls(checkout):
@@ -118,12 +110,9 @@ def test_a_folder_that_is_not_ours_is_refused(checkout, args, name, tmp_path_fac
 @pytest.mark.parametrize("target", ["bench", "eval"])
 def test_a_benchmark_in_an_environment_of_ones_own_makes_no_other(target):
     """On the command line alone: PYTHON may stand in anybody's environment."""
-    of_an_outer_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # `make test` runs this test
-    env = {name: value for name, value in os.environ.items() if name not in of_an_outer_make} | {"PYTHON": "other"}
 
     def plan(*words):
-        command = ["make", "-n", target, *words]
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        return run_program("make", "-n", target, *words, cwd=ROOT, env={**OF_AN_OUTER_MAKE, "PYTHON": "other"})
 
     assert "make_venv" in plan().stdout
     own = plan("PYTHON=python")

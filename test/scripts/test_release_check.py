@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from patching.fake import FILES, LATER_QUEUE, QUEUE, RELEASE, ROUTE, write_queue, write_tree
+from patching.fake import FILES, LATER_QUEUE, RELEASE, ROUTE, write_queue, write_tree
 from scripts.release_check import check_release
 
 METADATA = """\
@@ -18,12 +18,6 @@ Requires-Dist: flashinfer_python[cu13]==0.7.2
 Requires-Dist: sglang-kernel==0.4.10
 Requires-Dist: torch<3; extra == "test"
 """
-NEEDS = "torch 2.14.1, CUDA >=13.0, Python >=3.11, sglang-kernel 0.4.10"
-
-
-@pytest.fixture
-def releases(tmp_path: Path) -> Path:
-    return tmp_path / "releases"
 
 
 @pytest.fixture
@@ -31,18 +25,18 @@ def queue(tmp_path: Path) -> Path:
     return write_queue(tmp_path / "patches")
 
 
-def write_release(releases: Path, version: str, **changes: bytes) -> Path:
+def write_release(queue: Path, version: str, **changes: bytes) -> Path:
     """An unpacked wheel; `changes` are contents of files in sglang/srt/, by stem."""
     files = FILES | {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
-    return write_tree(releases / version, files | {"sglang-0.dist-info/METADATA": METADATA.encode()})
+    return write_tree(queue.parent / version, files | {"sglang-0.dist-info/METADATA": METADATA.encode()})
 
 
-def test_a_supported_release(releases: Path, queue: Path) -> None:
-    write_release(releases, RELEASE)
-    lines, good = check_release(RELEASE, queue, releases)
+def test_a_supported_release(queue: Path) -> None:
+    write_release(queue, RELEASE)
+    lines, good = check_release(RELEASE, queue, queue.parent)
     assert good
     assert lines == [
-        f"SGLang {RELEASE}: {NEEDS}",
+        f"SGLang {RELEASE}: torch 2.14.1, CUDA >=13.0, Python >=3.11, sglang-kernel 0.4.10",
         "  fits      sglang/srt/route.py: hunk 1 of shared/route.patch at 1",
         "  fits      sglang/srt/route.py: hunk 2 of shared/route.patch at 4",
         "  fits      sglang/srt/launch.py: hunk 1 of 0.5.21/rest.patch at 3",
@@ -52,9 +46,9 @@ def test_a_supported_release(releases: Path, queue: Path) -> None:
     ]
 
 
-def test_a_new_release_that_fits_as_it_is(releases: Path, queue: Path) -> None:
-    write_release(releases, "0.5.30", route=b"import this\n" + FILES["sglang/srt/route.py"])
-    lines, good = check_release("0.5.30", queue, releases)
+def test_a_new_release_that_fits_as_it_is(queue: Path) -> None:
+    write_release(queue, "0.5.30", route=b"import this\n" + FILES["sglang/srt/route.py"])
+    lines, good = check_release("0.5.30", queue, queue.parent)
     assert good
     assert "  fits      sglang/srt/route.py: hunk 1 of shared/route.patch at 2" in lines
     assert lines[-1] == (
@@ -63,12 +57,12 @@ def test_a_new_release_that_fits_as_it_is(releases: Path, queue: Path) -> None:
     )
 
 
-def test_a_new_release_that_does_not_fit(releases: Path, queue: Path) -> None:
+def test_a_new_release_that_does_not_fit(queue: Path) -> None:
     """One line is gone, one is there twice, a file is missing, and a file is there that we would add."""
     route = b"import that\n" + FILES["sglang/srt/route.py"].replace(b"import torch", b"import jax")
-    tree = write_release(releases, "0.5.30", route=route + b"def route(x):\n    return x\n", ours=b"theirs = 1\n")
+    tree = write_release(queue, "0.5.30", route=route + b"def route(x):\n    return x\n", ours=b"theirs = 1\n")
     (tree / "sglang/srt/dos.py").unlink()
-    lines, good = check_release("0.5.30", queue, releases)
+    lines, good = check_release("0.5.30", queue, queue.parent)
     assert not good
     assert lines[1:-1] == [
         "  DOES NOT  sglang/srt/route.py: hunk 1 of shared/route.patch matches 0 places",
@@ -85,16 +79,15 @@ def test_a_new_release_that_does_not_fit(releases: Path, queue: Path) -> None:
     )
 
 
-def test_the_series_that_fits_best_is_tried(releases: Path, tmp_path: Path) -> None:
+def test_the_series_that_fits_best_is_tried(queue: Path) -> None:
     """Of two that fit alike the newer one; and a patch on the same matter that fits is named."""
-    queue = write_queue(tmp_path / "patches", QUEUE)
     write_queue(queue, LATER_QUEUE, release="0.5.25")
-    write_release(releases, "0.5.30")
-    assert "series of 0.5.25 fit;" in check_release("0.5.30", queue, releases)[0][-1]
+    write_release(queue, "0.5.30")
+    assert "series of 0.5.25 fit;" in check_release("0.5.30", queue, queue.parent)[0][-1]
     moved = ROUTE.replace("import torch", "import jax")
     write_queue(queue, {**LATER_QUEUE, "shared/route-until-0.5.25.patch": moved}, release="0.5.25")
-    lines, _ = check_release("0.5.30", queue, releases)
+    lines, _ = check_release("0.5.30", queue, queue.parent)
     assert "series of 0.5.21 fit;" in lines[-1]
-    write_release(releases, "0.5.31", route=FILES["sglang/srt/route.py"].replace(b"torch", b"jax"), dos=b"")
-    lines, _ = check_release("0.5.31", queue, releases)
+    write_release(queue, "0.5.31", route=FILES["sglang/srt/route.py"].replace(b"torch", b"jax"), dos=b"")
+    lines, _ = check_release("0.5.31", queue, queue.parent)
     assert "            shared/route-until-0.5.25.patch fits" in lines

@@ -1,13 +1,10 @@
 """The runner of long tests, `make test-long`: a part that passed is not run again at the same source, one alone can."""
 
-import os
-import shutil
 import subprocess
 
 import pytest
 
-from benchmark.common.paths import ROOT
-from programs import write_program
+from programs import copy_files, read_line, run_program, write_program
 
 PARTS = ["test/patching/test_kill.py", "test/docs/test_cli.py"]
 # Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
@@ -28,8 +25,7 @@ esac
 @pytest.fixture
 def checkout(tmp_path):
     """A git repository with the script and a stand-in for Python."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "test_long.sh", tmp_path / "scripts")
+    copy_files(tmp_path, "scripts/test_long.sh")
     write_program(tmp_path / "python", PYTHON)
     (tmp_path / ".gitignore").write_text("build/\nran\n")
     for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
@@ -38,9 +34,8 @@ def checkout(tmp_path):
 
 
 def run_parts(checkout, **env):
-    command = [str(checkout / "scripts" / "test_long.sh")]
     env = {"PART": "", "FAIL": "", "COLLECT": "0", "LANES": "", "MEET": "", **env, "PYTHON": "./python"}
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+    return run_program(checkout / "scripts" / "test_long.sh", env=env)
 
 
 def ran(checkout):
@@ -80,9 +75,7 @@ def test_the_longest_part_of_the_last_run_begins_and_parts_share_a_folder_of_one
 
 def test_one_part_alone(checkout):
     """`make test-long PART=patching/test_kill`."""
-    refused = run_parts(checkout, PART="nothing")
-    assert refused.returncode == 1
-    assert "(got 'nothing')" in refused.stderr
+    assert "(got 'nothing')" in read_line(run_parts(checkout, PART="nothing"))
     assert run_parts(checkout, PART="patching/test_kill").returncode == 0
     assert ran(checkout) == ["test/patching/test_kill.py"]
 
@@ -90,7 +83,7 @@ def test_one_part_alone(checkout):
 def test_two_parts_at_once(checkout):
     assert run_parts(checkout, LANES="2", MEET="1").returncode == 0
     assert sorted(ran(checkout)) == sorted(PARTS)
-    assert run_parts(checkout, LANES="0").stderr == "test-long: LANES must be a number from 1 up (got 0)\n"
+    assert read_line(run_parts(checkout, LANES="0")) == "test-long: LANES must be a number from 1 up (got 0)"
 
 
 def test_tests_that_cannot_be_collected_are_told_and_none_is_run(checkout):

@@ -32,12 +32,11 @@ TAG = "cp311-cp311-manylinux_2_34_x86_64"
 def copy_source(folder: Path) -> Path:
     """A copy of what a wheel is made of."""
     for name in SOURCE:
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_file():
-            shutil.copy(ROOT / name, place)
+            shutil.copy(ROOT / name, folder / name)
         else:
-            shutil.copytree(ROOT / name, place, symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
     return folder
 
 
@@ -127,8 +126,7 @@ def test_a_patched_sglang_is_upstreams_but_for_the_queue(upstream: Path, tmp_pat
         modes = {entry.filename: entry.external_attr >> 16 for entry in wheel.infolist()}
     package = {name: content for name, content in contents.items() if "/.xshare/" not in name and info not in name}
     assert package == PATCHED
-    assert modes["sglang/srt/launch.py"] == 0o100755
-    assert modes["sglang/srt/ours.py"] == 0o100644
+    assert (modes["sglang/srt/launch.py"], modes["sglang/srt/ours.py"]) == (0o100755, 0o100644)
     kept = {"LICENSE": b"Apache", "NOTICE-sglang-xshare": contents[f"{info}/licenses/NOTICE-sglang-xshare"]}
     assert {name: contents[f"{info}/licenses/{name}"] for name in kept} == kept
     notice = kept["NOTICE-sglang-xshare"].decode()

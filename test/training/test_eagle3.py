@@ -1,12 +1,17 @@
-"""Accepted lengths by hand, and hits by the draft's own answers; `test_checkpoints` runs the shipped draft."""
+"""Accepted lengths by hand, hits by the draft's own answers, its export; `test_checkpoints` runs the shipped draft."""
+
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, Qwen3MoeForCausalLM
 
 from small import small_qwen3
+from training import train_eagle3
 from training.acceptance import accepted_lengths, continuations, draft_hits, target_hits
 from training.eagle3 import Draft, features
+from training.train_eagle3 import export_draft
 
 HIDDEN = 16
 CONFIG = LlamaConfig(
@@ -48,3 +53,14 @@ def test_hits_are_where_greedy_text_is_repeated() -> None:
     places = draft(features(target, ids)[1], target.model.embed_tokens(ids), 1)[0].argmax(-1)
     wanted = [[2 * int(places[row, place]) == int(ids[row, place + 2]) for place in range(24)] for row in range(2)]
     assert hits[0].tolist() == wanted
+
+
+def test_export_is_what_the_server_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_eagle3, "DRAFT_VOCAB", 20)
+    hot = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:20].sort().values
+    export_draft(Draft(CONFIG), hot, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(weights["d2t"] + torch.arange(20), hot)
+    assert weights["t2d"].nonzero().flatten().tolist() == hot.tolist()
+    assert weights["midlayer.self_attn.q_proj.weight"].shape == (4 * 8, 2 * HIDDEN)
+    assert LlamaConfig.from_pretrained(tmp_path).draft_vocab_size == 20

@@ -6,12 +6,9 @@ from benchmark.balance.logits import FITTED, RANK_OF_EXPERT, ROUTER, measure_pla
 from benchmark.common.variant import parse_plan
 from sglang_xshare import Batch, select
 
-BATCHES = 60
-FILL = "xshare:k0={},target_per_rank={},balance=fill"
-
 
 def measure(*policies: str, rows: int = 32) -> dict[str, float]:
-    return measure_plans([parse_plan(policy) for policy in policies], FITTED[rows], BATCHES)
+    return measure_plans([parse_plan(policy) for policy in policies], FITTED[rows], 60)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,7 @@ def test_algorithm_6_divides_the_fullest_rank_by_more_than_the_papers_2_8(publis
 
 
 def test_fill_takes_a_fifth_off_algorithm_6_and_keeps_as_much(published):
-    found = measure(FILL.format(0, 6))
+    found = measure("xshare:k0=0,target_per_rank=6,balance=fill")
     assert found["fullest_rank"] <= 0.8 * published["fullest_rank"]
     assert found["kept_mass"] >= published["kept_mass"]
 

@@ -35,9 +35,9 @@ class Rounds:
     `ran` has (requests at a time, round) in the order of running; a round from `stop` on ends the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: int = 99) -> None:
         self.ran: list[tuple[int, int]] = []
-        self.stop = 99
+        self.stop = stop
 
     def __call__(self, workload: Workload, series: Sequence[Series], servers: object) -> Iterator[int]:
         for number in range(len(series[0].results), workload.rounds):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmark.common.command import Parser, folder, policy
+from benchmark.common.command import Parser, folder, one_line_errors, policy
 from benchmark.common.record import read_record
 
 
@@ -48,3 +48,9 @@ def test_a_record_holds_what_was_asked_for_and_is_replaced_unless_resumed(parser
         run(*argv[:-1], "5", "--resume")
     run(*argv[:-1], "5").add("second", value=2)
     assert list(run(*argv[:-1], "5", "--resume").points) == ["second"]
+
+
+def test_an_interrupted_benchmark_ends_with_130(capsys):
+    with pytest.raises(SystemExit, match=r"^130$"), one_line_errors("made-up"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "made-up: interrupted; every server is stopped\n"

@@ -1,7 +1,9 @@
 """A comparison: its order and intervals, a policy that never selected, and its way through a record by rounds."""
 
+from math import gamma, pi
 from pathlib import Path
 
+import numpy as np
 import pytest
 from common.made_up import NEVER, Rounds, make_series
 
@@ -44,8 +46,7 @@ def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_
 
 
 def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, monkeypatch):
-    rounds = Rounds()
-    rounds.stop = 2
+    rounds = Rounds(stop=2)
     monkeypatch.setattr(module, "run_rounds", rounds)
     variants = [parse_variant("off"), parse_variant("xshare")]
     with pytest.raises(KeyboardInterrupt):
@@ -67,9 +68,14 @@ def test_the_interval_is_students():
     assert spread([1.0, 2.0]).lower == pytest.approx(1.5 - 12.706 * 0.5)
     assert spread([7.0]) == Spread(7.0, 7.0, 7.0, 7.0)
     assert (format_spread(spread([7.0]), 1), format_spread(found, 2)) == ("7.0", "3.00 [1.04, 4.96]")
-    # Of tables of the distribution, beyond those of the module.
-    known = {11: 2.201, 20: 2.086, 30: 2.042, 120: 1.980}
-    assert {freedom: round(find_quantile(freedom), 3) for freedom in known} == known
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 13), 20, 120])
+def test_a_quantile_leaves_a_fortieth_of_the_distribution(freedom):
+    values = np.linspace(0, find_quantile(freedom), 10_001)
+    scale = gamma((freedom + 1) / 2) / gamma(freedom / 2) / (pi * freedom) ** 0.5
+    half = np.trapezoid(scale * (1 + values**2 / freedom) ** (-(freedom + 1) / 2), values)
+    assert half == pytest.approx(0.475, abs=2.5e-5)
 
 
 @pytest.mark.parametrize("count", [3, 4, 10])

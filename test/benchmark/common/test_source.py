@@ -6,6 +6,9 @@ import subprocess
 import pytest
 
 from benchmark.common import source
+from benchmark.common.record import Record
+from benchmark.records import history
+from benchmark.records.experiments import EXPERIMENTS
 
 IRRELEVANT = ("benchmark/results/b.json", "benchmark/README.md", "test/test_a.py")
 
@@ -52,6 +55,32 @@ def test_a_change_counts_where_it_decides_a_figure(checkout, name, is_source):
     assert source.list_changes() == []
     assert source.describe_commit() not in (first, f"{first}-dirty")
     assert source.is_unchanged_since(first) != is_source
+
+
+def test_changes_since_a_record_are_counted_by_its_paths(checkout, tmp_path_factory):
+    """A record of serving depends on the package, and one of an unknown commit is named."""
+    (folder, commit), results = checkout, tmp_path_factory.mktemp("results")
+    serving, first = EXPERIMENTS["serving"].path(results), source.describe_commit()
+    Record(serving.parent, serving.stem, []).add("point")
+
+    def list_stale():
+        source.count_changes.cache_clear()
+        return [line for line in history.list_stale(results) if "never recorded" not in line]
+
+    commit("second", "python/a.py", source.KERNEL_SHAPES, *IRRELEVANT)
+    assert list_stale() == []
+    commit("third", "python/sglang_xshare/a.py", *IRRELEVANT)
+    commit("fourth", "python/sglang_xshare/stage/b.py", "python/sglang_xshare/stage/c.py")
+    folders = "python/sglang_xshare/stage (2), python/sglang_xshare/a.py (1)"
+    changes = f"of {first}; 2 commits since, 3 files differ: {folders}"
+    assert list_stale() == [f"serving: {changes}"]
+    text = serving.read_text()
+    serving.write_text(text.replace(first, f"{first}-dirty"))
+    assert list_stale() == [f"serving: {changes}"]
+    serving.write_text(text.replace(first, "0123456789ab"))
+    assert list_stale() == ["serving: its commit 0123456789ab is not in this checkout"]
+    shutil.rmtree(folder / ".git")
+    assert list_stale() == ["records: this checkout has no history, so changes since each record are unknown"]
 
 
 def test_the_commit_travels_with_files_alone_and_beside_another_git(checkout, tmp_path_factory, monkeypatch):

@@ -13,15 +13,6 @@ def test_a_plan_is_spelt_as_for_the_server():
     assert parse_plan("xshare") == build_plan("xshare", k0=1, mass=0.9)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sharex", "policy = 'sharex':"),
-        ("xshare:k0", "'k0' must be key=value"),
-        ("oea:add=3", "add = 3: oea has no such key"),
-        ("xshare:k0=1,min_rows=4", "policy must be .* without phases, min_rows, .*min_rows needs a server"),
-    ],
-)
-def test_a_misspelt_plan_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_plan(text)
+def test_a_plan_that_needs_a_server_is_refused():
+    with pytest.raises(ValueError, match=r"policy must be .* without phases, min_rows, .*min_rows needs a server"):
+        parse_plan("xshare:k0=1,min_rows=4")

@@ -7,18 +7,10 @@ import pytest
 from common.made_up import make_point, make_series
 
 from benchmark.common.variant import Variant
+from benchmark.depth import report
 from benchmark.depth.__main__ import list_variants
 from benchmark.depth.changes import find_arrival, follow, list_late, tabulate_changes
-from benchmark.depth.report import (
-    THROUGHPUT,
-    UPSTREAM,
-    find_missed,
-    key_of,
-    name_of,
-    plot_depths,
-    summarize_depths,
-    tabulate_depths,
-)
+from benchmark.depth.report import THROUGHPUT, UPSTREAM, find_missed, key_of, name_of
 
 SPEEDS = {
     1: {0: 40.0, 1: 50.0, 3: 60.0, UPSTREAM: 55.0, THROUGHPUT: 59.0},
@@ -39,7 +31,7 @@ def make_points(speeds=SPEEDS, policy: str = "off") -> dict[str, Any]:
 
 
 def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches():
-    table = tabulate_depths(make_points())
+    table = report.tabulate_depths(make_points())
     assert table.headings[:5] == ["policy", "requests", "no drafts", "1 draft", "3 drafts"]
     assert table.rows == [
         ["off", "1", "60.0", "75.0", "**90.0**", "82.5", "88.5", "0.98", "1.48", "1.07", "0.98, 0.98"],
@@ -47,24 +39,17 @@ def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches():
     ]
 
 
-def test_the_summary_compares_with_no_drafts():
-    table = summarize_depths(make_points() | make_points(policy="xshare"))
-    assert table.headings == ["policy", "1 request", "16 requests"]
-    assert table.rows == [["off", "1.48", "0.96"], ["xshare", "1.48", "0.96"]]
-
-
 def test_what_is_missed_is_named():
-    missed = find_missed(make_points())
-    assert missed == [
-        "off, 16 at a time: 0.959 of no drafts, must be 0.97",
-        "off, 16 at a time: 0.959 of no drafts, must be 0.97",
-    ]
+    assert find_missed(make_points()) == ["off, 16 at a time: 0.959 of no drafts, must be 0.97"] * 2
     slower = {1: SPEEDS[1] | {UPSTREAM: 60.0}}
     assert find_missed(make_points(slower)) == [f"off, 1 at a time: 0.983 of {UPSTREAM}, must be 1.0"]
 
 
-def test_the_picture_has_a_panel_a_policy():
-    picture = plot_depths(make_points() | make_points(policy="xshare"))
+def test_the_summary_compares_with_no_drafts_and_the_picture_has_a_panel_a_policy():
+    points = make_points() | make_points(policy="xshare")
+    table, picture = report.summarize_depths(points), report.plot_depths(points)
+    assert table.headings == ["policy", "1 request", "16 requests"]
+    assert table.rows == [["off", "1.48", "0.96"], ["xshare", "1.48", "0.96"]]
     assert [panel.title for panel in picture.panels] == ["no policy", "xshare"]
     for panel in picture.panels:
         assert [(line.name, line.is_main) for line in panel.lines][-1] == (THROUGHPUT, True)

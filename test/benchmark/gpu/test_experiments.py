@@ -35,8 +35,8 @@ def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp
     assert checks.measure_points(record, calls) == "a: a does not launch"
     assert {key: point["us"] for key, point in record.points.items() if "us" in point} == {"d": 2.0, "b": 1.0}
     assert list_failed(tmp_path) == [("a", "a does not launch"), ("c", "c does not launch")]
-    broken.clear()
     del record.points["b"]
+    broken.clear()
     asked.clear()
     assert checks.measure_points(record, calls) is None
     assert asked == ["b", "a", "c"]
@@ -59,8 +59,7 @@ def measure(tmp_path, monkeypatch):
     points = [serving.Point(f"point {n}", variants, n) for n in (16, 8)]
 
     def call(record, stop=99, **keys):
-        rounds = Rounds()
-        rounds.stop = stop
+        rounds = Rounds(stop)
         monkeypatch.setattr(comparison, "run_rounds", rounds)
         with suppress(KeyboardInterrupt):
             serving.measure_rounds(record, "model", points, [], **keys)

@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from benchmark.common.paths import ROOT
 from benchmark.common.rounds import write_prompts
-from benchmark.common.variant import Variant, parse_variant
+from benchmark.common.variant import parse_variant
 from benchmark.gpu import eagle3, replay, server
 from benchmark.gpu.models import write_model, write_texts
 from benchmark.gpu.serving import INPUT_TOKENS, SERVER_ARGS, runner_args
@@ -54,17 +53,13 @@ READ_AS = {
 
 def commands() -> list[list[str]]:
     """Every command line that an experiment would start a server with."""
-    by_model: list[tuple[str, list[Variant], list[str]]] = [
-        *((case.model, [parse_variant(case.policy)], []) for case in server.CASES.values()),
-        (eagle3.MODEL, [parse_variant(eagle3.POLICY)], list(eagle3.CASE.args())),
-        (replay.MODEL, [*replay.LIVE.values(), *replay.MASKING], []),
+    served = [
+        *((case.model, parse_variant(case.policy), ()) for case in server.CASES.values()),
+        (eagle3.MODEL, parse_variant(eagle3.POLICY), eagle3.CASE.args()),
+        *((replay.MODEL, variant, ()) for variant in (*replay.LIVE.values(), *replay.MASKING)),
     ]
     flags = ["--model-path", "m", "--enable-metrics"]
-    return [
-        [*flags, *variant.server_args(), *runner_args(name), *SERVER_ARGS, *args]
-        for name, variants, args in by_model
-        for variant in variants
-    ]
+    return [[*flags, *variant.server_args(), *runner_args(name), *SERVER_ARGS, *args] for name, variant, args in served]
 
 
 @pytest.mark.parametrize("version", ["0.5.17", pytest.param("0.5.23", marks=pytest.mark.long)])
@@ -85,11 +80,8 @@ def test_prompts_are_random_tokens_of_the_length_asked_for(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     write_prompts(prompts, texts, model, 64, INPUT_TOKENS, seed=0)
     encode = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids = [encode.encode(text).ids for text in read_prompts(prompts)]
+    asked = [json.loads(line)["conversations"][0]["value"] for line in prompts.read_text().splitlines()]
+    ids = [encode.encode(text).ids for text in asked]
     assert [len(row) for row in ids] == [INPUT_TOKENS] * 64
     assert len({token for row in ids for token in row}) > 60 * INPUT_TOKENS  # spread over the vocabulary
     assert encode.decode([7, 151935]) == "t7 t151935"
-
-
-def read_prompts(path: Path) -> list[str]:
-    return [json.loads(line)["conversations"][0]["value"] for line in path.read_text().splitlines()]

@@ -24,10 +24,9 @@ def look_up(monkeypatch):
             monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", str(folder))
 
         def choose(shape, rows):
-            w1, w2 = (shape.experts, 2 * shape.width, shape.hidden), (shape.experts, shape.hidden, shape.width)
-            up, (down, _) = upstream.try_get_optimal_moe_config(
-                w1, w2, shape.top_k, None, rows, return_down_config=True
-            )
+            sizes = (shape.experts, 2 * shape.width, shape.hidden), (shape.experts, shape.hidden, shape.width)
+            asked = *sizes, shape.top_k, None, rows
+            up, (down, _) = upstream.try_get_optimal_moe_config(*asked, return_down_config=True)
             return up, down or up
 
         return choose
@@ -56,6 +55,5 @@ def test_upstream_reads_back_what_was_tuned_and_its_own_above(tmp_path, look_up,
     after = look_up(tmp_path, gpu)
     for rows in TOKENS:
         assert after(shape, rows) == (before[4] if rows == 4 else (tuned[rows], tuned[rows]))
-    changed = [rows for rows in range(65, 5000) if after(shape, rows) != before[rows]]
-    assert changed == []
+    assert [rows for rows in range(65, 5000) if after(shape, rows) != before[rows]] == []
     assert after(shape, 100)[0]["BLOCK_SIZE_M"] <= after(shape, 4096)[0]["BLOCK_SIZE_M"]

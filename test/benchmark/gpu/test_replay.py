@@ -6,8 +6,8 @@ what only a capture can: that nothing allocates, synchronizes or keeps a value o
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UPSTREAM_SIZES = (1, 2, 4, 8, 12, 16)
-EVERY_SIZE = tuple(range(1, 17))
 LARGEST = 16
 PHYSICAL = torch.arange(EXPERTS).expand(len(Model().configs), -1).to(DEVICE)
 """Each layer's experts, where they stand."""
@@ -29,7 +28,7 @@ PHYSICAL = torch.arange(EXPERTS).expand(len(Model().configs), -1).to(DEVICE)
 class DecodeRunner:
     """Static buffers, a graph a captured size of requests, padding: `tokens` rows each, one in decode (None)."""
 
-    def __init__(self, model: Model, stage, sizes: tuple[int, ...], tokens: int | None) -> None:
+    def __init__(self, model: Model, stage, sizes: Sequence[int], tokens: int | None) -> None:
         self.model = model
         self.stage = stage
         self.sizes = sizes
@@ -76,7 +75,7 @@ class DecodeRunner:
 def make_runner(attach) -> Callable[..., DecodeRunner]:
     """Call it with captured sizes and server flags; with the draft tokens of a request for verify."""
 
-    def make(sizes: tuple[int, ...], tokens: int | None = None, placement=None, **flags) -> DecodeRunner:
+    def make(sizes: Sequence[int], tokens: int | None = None, placement=None, **flags) -> DecodeRunner:
         model = Model()
         batches = Batches(tuple(size * (tokens or 1) for size in sizes), tokens or 1)
         stage = attach(model, batches, device=DEVICE, speculative_algorithm="EAGLE3" if tokens else None, **flags)
@@ -88,22 +87,21 @@ def make_runner(attach) -> Callable[..., DecodeRunner]:
     return make
 
 
-def xshare(**keys: int) -> SimpleNamespace:
-    """Server flags and the plan they stand for, with a warm-up of one."""
-    keys = {"k0": 1, **keys}
-    flags = {"expert_policy": "xshare", "expert_policy_config": keys}
-    return SimpleNamespace(flags=flags, plan=build_plan("xshare", **keys))
-
-
 def draw(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(seed))
 
 
-PER_REQUEST, PER_BATCH, PER_RANK = {"add_per_request": 2, "add": 0}, {"add": 4}, {"target_per_rank": 3}
+def flags(keys: dict[str, int]) -> dict[str, Any]:
+    """Server flags of the policy with these keys."""
+    return {"expert_policy": "xshare", "expert_policy_config": keys}
+
+
+PER_REQUEST, PER_BATCH = {"k0": 1, "add_per_request": 2, "add": 0}, {"k0": 1, "add": 4}
+PER_RANK = {"k0": 1, "target_per_rank": 3}
 RANKS = [expert // (EXPERTS // 4) for expert in range(EXPERTS)]
 
 
-@pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, EVERY_SIZE], ids=["upstream's sizes", "every size"])
+@pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, range(1, LARGEST + 1)], ids=["upstream's sizes", "every size"])
 @pytest.mark.parametrize("requests", [1, 3, 5, 9, 13, 16])
 @pytest.mark.parametrize(
     ("tokens", "keys", "ranks"),
@@ -115,16 +113,14 @@ RANKS = [expert // (EXPERTS // 4) for expert in range(EXPERTS)]
 def test_a_replay_counts_exactly_its_live_rows(make_runner, sizes, requests, tokens, keys, ranks):
     """One step of every layer: the live rows' selection, as the reference has it, and no other row."""
     rows = max(2, requests * (tokens or 1))  # a single row has no policy
-    policy, logits = xshare(**keys), draw(rows, requests)
+    logits, plan = draw(rows, requests), build_plan("xshare", **keys)
     placement = ranks and Placement(max(ranks) + 1, ranks.count(0), PHYSICAL)
-    counts = make_runner(sizes, tokens, placement, **policy.flags).replay(logits.to(DEVICE))
+    counts = make_runner(sizes, tokens, placement, **flags(keys)).replay(logits.to(DEVICE))
     batch = Batch(tokens_per_request=tokens or 1)
-    expected = select(logits, policy.plan, Router(TOP_K), batch, ranks, backend="reference")
+    expected = select(logits, plan, Router(TOP_K), batch, ranks, backend="reference")
+    counted = [1, len(logits), int(expected.vanilla_active.sum()), int(expected.active.sum())]
     for layer in counts:
-        assert layer[STEPS] == 1
-        assert layer[ROWS] == len(logits)
-        assert layer[BEFORE] == expected.vanilla_active.sum()
-        assert layer[AFTER] == expected.active.sum()
+        assert layer[[STEPS, ROWS, BEFORE, AFTER]].tolist() == counted
         torch.testing.assert_close(layer[KEPT], expected.kept_mass.sum(dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
@@ -136,10 +132,9 @@ def test_masking_alone_makes_padding_inert(make_runner):
 
 def test_a_replay_follows_its_inputs(make_runner):
     """One graph, many batches: it keeps neither the logits nor the number of rows of its capture."""
-    policy = xshare(add=4)
-    runner = make_runner((8,), **policy.flags)
+    runner = make_runner((8,), **flags(PER_BATCH))
     for live, seed in ((8, 0), (3, 1), (7, 2), (7, 3)):
         logits = draw(live, seed)
-        expected = select(logits, policy.plan, Router(TOP_K), Batch(), backend="reference")
+        expected = select(logits, build_plan("xshare", **PER_BATCH), Router(TOP_K), Batch(), backend="reference")
         assert runner.replay(logits.to(DEVICE))[0, AFTER] == expected.active.sum()
     assert runner.replay(torch.empty(0, EXPERTS, device=DEVICE)).abs().sum() == 0

@@ -41,13 +41,12 @@ def call(tmp_path, monkeypatch):
     """Call it with a limit for three tasks, one of which needs nvcc: (whether none failed, what ran)."""
     for name in ("bin/nvcc", "include/cuda_runtime.h", "c++"):
         write_program(tmp_path / name, "exit 0")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
     (tmp_path / "made_up.py").write_text(MADE_UP)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{module.ROOT}:{module.ROOT / 'python'}")
-    monkeypatch.setattr(module, "MODULE", "made_up")
-    monkeypatch.setattr(module, "ENDING", 0.0)
-    monkeypatch.setattr(module, "CHECKED", tmp_path / "checked")
+    path = f"{tmp_path}:{module.ROOT}:{module.ROOT / 'python'}"
+    for name, value in {"CUDA_HOME": tmp_path, "CXX": tmp_path / "c++", "PYTHONPATH": path}.items():
+        monkeypatch.setenv(name, str(value))
+    for name, value in {"MODULE": "made_up", "ENDING": 0.0, "CHECKED": tmp_path / "checked"}.items():
+        monkeypatch.setattr(module, name, value)
 
     def run_all(limit=None, tasks=(A, B, C)):
         (tmp_path / "ran").write_text("")
@@ -90,9 +89,7 @@ def test_nothing_is_timed_before_the_first_server_is_ready(call, monkeypatch):
     server = Task("server", ("b",), 30.0, serves=True)
     tasks = (Task("selection", (), 30.0, beside=True), Task("layer", ("a",), 30.0, is_quick=True), server)
     well, ran = call(tasks=tasks)
-    assert well
-    assert sorted(ran[:2]) == ["selection", "server-ready"]
-    assert ran[2:] == ["layer", "server"]
+    assert (well, sorted(ran[:2]), ran[2:]) == (True, ["selection", "server-ready"], ["layer", "server"])
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -1,6 +1,8 @@
 """How the selection kernel is cut into programs, by times that no GPU took; what it is checked and timed on."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -47,22 +49,16 @@ def test_a_trial_that_failed_is_nobodys_fastest():
     assert choose(points)[0]["one"] == {"8": 2}
 
 
-@pytest.fixture
-def shapes_file(tmp_path, monkeypatch):
-    """A copy of the kernel's own, which the test may change."""
-    path = tmp_path / "shapes.json"
-    path.write_text(tile.SHAPES_FILE.read_text())
-    monkeypatch.setattr(tile, "SHAPES_FILE", path)
-    return path
-
-
-def test_the_kernel_reads_what_is_written(shapes_file):
-    before = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
+def test_the_kernel_reads_what_is_written(tmp_path, monkeypatch):
+    copied = Path(shutil.copy(tile.SHAPES_FILE, tmp_path))
+    monkeypatch.setattr(tile, "SHAPES_FILE", copied)
+    before = {shape.experts: shape for shape in tile.load_shapes(copied)}
     write_shapes(make_points(lambda one: one.tile, [128]), "a GPU")
-    after = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
+    after = {shape.experts: shape for shape in tile.load_shapes(copied)}
     assert after == before | {128: tile.Shape(128, {8: 2}, (8, 4))}
-    assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
-    assert "128 experts" in json.loads(shapes_file.read_text())["origin"]
+    origin = json.loads(copied.read_text())["origin"]
+    assert "a GPU" in origin
+    assert "128 experts" in origin
 
 
 def test_every_case_is_served():

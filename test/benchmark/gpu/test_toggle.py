@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from benchmark.gpu.toggle import install
+import pytest
+
+from benchmark.gpu.toggle import Toggle, install
 from sglang_xshare.stage.stage import LastSwitch
 
 
@@ -49,6 +51,14 @@ class Backend:
 
 def describe(runner):
     return runner.decode_cuda_graph_runner, runner.forward(), runner.model.forward()
+
+
+def test_a_failed_capture_leaves_the_policy_in_force(monkeypatch):
+    runner = Runner()
+    monkeypatch.setattr(runner, "init_decode_cuda_graph", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Toggle(runner)
+    assert describe(runner) == ("stage",) * 3
 
 
 def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):

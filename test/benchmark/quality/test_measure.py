@@ -6,17 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmark.quality.measure import (
-    Bench,
-    Decoded,
-    Top,
-    agreement,
-    compare_loss,
-    compare_top,
-    diverge,
-    explain_errors,
-    losses_by_batch,
-)
+from benchmark.quality import measure
+from benchmark.quality.measure import Bench, Decoded, Top, compare_loss, diverge
 from benchmark.quality.model import Layout, Routing
 from benchmark.quality.text import Answer, Sequences
 from sglang_xshare import build_plan
@@ -34,7 +25,7 @@ def test_means_acceptance_and_agreement():
     assert (run.active, run.kept_mass) == (2.0, 0.75)
     # The last hit of three is about a token beyond the draft.
     assert decoded([[1, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 0]], tokens_per_request=3).accepted == (3 + 2 + 1 + 1) / 4
-    assert agreement(decoded([[1, 0, 0, 0]]), decoded([[0, 0, 0, 1]])) == 0.5, "with vanilla, not with the text"
+    assert measure.agreement(decoded([[1, 0, 0, 0]]), decoded([[0, 0, 0, 1]])) == 0.5, "with vanilla, not with the text"
 
 
 def test_loss_and_its_error():
@@ -45,7 +36,7 @@ def test_loss_and_its_error():
     assert loss.delta == pytest.approx(1.0)
     assert loss.error == pytest.approx(0.5 / 3**0.5)
     assert str(loss) == "+1.0000 ± 0.2887"
-    assert explain_errors([asdict(loss)]).startswith("±: the standard error over sequences")
+    assert measure.explain_errors([asdict(loss)]).startswith("±: the standard error over sequences")
 
 
 def test_the_error_of_batches_is_larger_than_that_of_their_coupled_sequences():
@@ -61,7 +52,7 @@ def test_the_error_of_batches_is_larger_than_that_of_their_coupled_sequences():
     assert (some.delta, some.batches) == (pytest.approx(2.2), 3)
     assert str(compare_loss(nats, torch.zeros_like(nats), batch=6)) == "+2.0000 (one batch)"
     run, vanilla = decoded([[1, 0], [0, 0]]), decoded([[1, 1], [1, 1]])
-    assert losses_by_batch(run, vanilla) == [0.75]
+    assert measure.losses_by_batch(run, vanilla) == [0.75]
 
 
 def test_bench_is_transformers_own_loss_and_finds_right_answers(model):
@@ -91,7 +82,7 @@ def test_divergence_of_the_whole_vocabulary_is_exact():
     exact = F.kl_div(*scores, reduction="none", log_target=True).sum(2)
     ours, reference = (Top.of_logits(one, 40) for one in (other, vanilla))
     torch.testing.assert_close(diverge(reference, ours), exact, rtol=1e-4, atol=1e-5)
-    assert compare_top(ours, reference)["nats"] == pytest.approx(exact.mean().item(), rel=1e-4)
+    assert measure.compare_top(ours, reference)["nats"] == pytest.approx(exact.mean().item(), rel=1e-4)
 
 
 def test_divergence_of_few_tokens_by_hand():

@@ -1,10 +1,9 @@
 """Policies on a running server: its figures in an offline record, and a server that is left as it was found."""
 
-import json
-
 import pytest
 
 from benchmark.common.command import one_line_errors
+from benchmark.common.record import read_record
 from benchmark.quality import __main__ as command
 from tune.fake import FakeServer
 
@@ -46,29 +45,25 @@ def ask(server, checkpoint, tmp_path):
     """Call it with further arguments for the points of the record."""
 
     def run(*args):
-        command.main(
-            ["--url", "http://fake", "--texts", str(checkpoint / "heldout"), *COUNTS, "--out", str(tmp_path), *args]
-        )
-        return json.loads((tmp_path / "quality.json").read_text())
+        texts = "--texts", str(checkpoint / "heldout")
+        command.main(["--url", "http://fake", *texts, *COUNTS, "--out", str(tmp_path), *args])
+        return read_record(tmp_path / "quality.json")["points"]
 
     return run
 
 
-def test_the_record_is_that_of_an_offline_decode(ask, server, checkpoint, tmp_path):
+def test_the_record_is_that_of_an_offline_decode(ask, server, measure, tmp_path):
     found = ask(FEW, MANY, "--api-key", "secret")
-    assert "secret" not in json.dumps(found)
-    offline = tmp_path / "offline"
-    command.main(["--model", str(checkpoint), *COUNTS, "--out", str(offline), FEW])
-    recorded = json.loads((offline / "quality.json").read_text())
-    assert found.keys() == recorded.keys()
-    assert list(found["points"]) == ["vanilla", FEW, MANY]
+    assert "secret" not in (tmp_path / "quality.json").read_text()
+    offline = measure(command.main, "quality", *COUNTS, FEW)
+    assert list(found) == ["vanilla", FEW, MANY]
     for batches in ("one_domain", "mixed"):
-        ours, theirs = (one["points"][FEW][batches] for one in (found, recorded))
+        ours, theirs = (points[FEW][batches] for points in (found, offline))
         assert ours.keys() == theirs.keys() - {"layers"}
         assert ours["loss"].keys() == theirs["loss"].keys()
         assert ours["loss"]["all"].keys() == theirs["loss"]["all"].keys()
         assert ours["divergence"].keys() == theirs["divergence"].keys()
-    vanilla, few, many = (point["mixed"] for point in found["points"].values())
+    vanilla, few, many = (point["mixed"] for point in found.values())
     assert [one["active_experts"] for one in (vanilla, few, many)] == [40.0, 10.0, 32.0]
     assert [one["kept_mass"] for one in (vanilla, few)] == [1.0, 0.9]
     assert few["loss"]["all"]["delta"] > many["loss"]["all"]["delta"] > vanilla["loss"]["all"]["delta"] == 0
@@ -83,7 +78,7 @@ def test_the_record_is_that_of_an_offline_decode(ask, server, checkpoint, tmp_pa
 def test_drafts_are_verified(ask, server):
     server.draft_tokens = 4
     server.share = 4.0  # rows of a request in a step
-    assert ask(FEW)["points"][FEW]["mixed"]["accepted"] == 2.0
+    assert ask(FEW)[FEW]["mixed"]["accepted"] == 2.0
 
 
 @pytest.mark.parametrize(

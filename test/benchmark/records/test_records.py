@@ -68,7 +68,8 @@ def test_a_record_of_another_source_is_measured_anew_and_replaced_when_it_is_who
     results = tmp_path / "results"
     old = Record(results / "second", "second", [])
     old.add("point", value=2)
-    text = old.path.read_text().replace('"c1"', '"c0"')
+    Record(results / "second", "second", []).add("another", value=2)  # a session at the new commit
+    text = old.path.read_text().replace('"c1"', '"c0"', 1)
     old.path.write_text(text)
     (made_up / "fail").touch()
     with pytest.raises(RuntimeError, match="second: ended with status 1"):

@@ -112,9 +112,8 @@ def test_where_everything_loses_too_much_nothing_is_chosen(texts, tmp_path):
 few = settings(max_examples=60, deadline=None)
 losses = st.floats(-1, 10, allow_nan=False)
 experts = st.integers(0, 64).map(float)
-group = st.lists(st.builds(Option, st.just("x"), losses, experts), max_size=4).map(
-    lambda options: [Option("vanilla", 0.0, 64.0), *options]
-)
+others = st.lists(st.builds(Option, st.just("x"), losses, experts), max_size=4)
+group = others.map(lambda options: [Option("vanilla", 0.0, 64.0), *options])
 
 
 @few

@@ -89,15 +89,16 @@ def test_status_is_1_where_attention_is_needed(tree, capsys):
     assert f"SGLang 0.6 is not supported; supported: {RELEASE}" in _refusal(capsys, "status", "--target", tree)
 
 
-def test_a_reader_that_leaves_early_is_no_error():
-    """As in `policies | head -1`: it ends as the signal would have ended it, and says nothing."""
-    command = [sys.executable, "-m", "sglang_xshare", "policies"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
-        assert listing.stdout is not None
-        assert listing.stderr is not None
-        listing.stdout.close()
-        assert listing.stderr.read() == b""
-        assert listing.wait() == 141
+def test_a_reader_that_leaves_early_is_no_error(tree):
+    """As in `patch status | head -1`: it ends as the signal would have ended it, and says nothing."""
+    command = [sys.executable, "-m", "sglang_xshare", "patch", "revert", "--target", str(tree)]
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}  # with it, Python has nothing left to flush at its end
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as revert:
+        assert revert.stdout is not None
+        assert revert.stderr is not None
+        revert.stdout.close()
+        assert revert.stderr.read() == b""
+        assert revert.wait() == 141
 
 
 def _open_read_only(file: object, mode: str = "r", *args: Any, _open: Callable[..., IO[Any]] = open) -> IO[Any]:

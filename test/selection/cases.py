@@ -52,7 +52,7 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8):
     seed = draw(st.integers(0, 2**32))
     generator = torch.Generator().manual_seed(seed + 1)
     bias = draw(st.sampled_from([None, None, 0.1, 1.0]))
-    groups = draw(st.sampled_from([None, None, 2, 4]))
+    groups = draw(st.sampled_from([None, None, None, 2, 4, experts]))
     quota = draw(st.sampled_from([None, None, 2, 4])) if groups is None else None
     k = draw(st.integers(1, min(16, experts)))
     if quota and k % quota:
@@ -80,7 +80,7 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8):
             tokens,
             flags(rows, None, 0.3, 0.3, 0.6, 1.0),
             flags(experts, None, 0.2, 0.5, 0.5, 1.0),
-            draw(st.one_of(st.none(), st.integers(1, experts))),
+            draw(st.one_of(st.none(), st.integers(1, experts), st.just(2**31 + 1))),
             draw(st.sampled_from([None, draw_depths(rows, tokens, generator)])),
         ),
         torch.randint(4, (experts,), generator=generator).tolist(),

@@ -96,10 +96,10 @@ def test_of_replicas_that_suit_alike_the_one_that_runs_least_gets_a_request():
     assert affinity.choose("next", UNKNOWN) == Decision(1, "affinity")
 
 
-@pytest.mark.parametrize(("loads", "reason"), [((1, 0), "idle"), ((2, 1), "bound")])
-def test_a_request_that_another_replica_suits_better_has_the_reason(loads, reason):
+@pytest.mark.parametrize(("loads", "bound", "reason"), [((1, 0), 2.0, "idle"), ((2, 1), 1.0, "bound")])
+def test_a_request_that_another_replica_suits_better_has_the_reason(loads, bound, reason):
     """Replica 0 has the prompt in its cache: it is busy while the other one is idle, or has the most it may run."""
-    affinity = Affinity(TABLE, 2, 1.0)
+    affinity = Affinity(TABLE, 2, bound)
     for replica, load in enumerate(loads):
         for number in range(load):
             affinity.choose((replica, number), UNKNOWN if replica == 0 else [], replica=replica)

@@ -161,6 +161,13 @@ def test_a_confident_padding_row_does_not_vote(backend):
     assert indices(found.selected) == {0}
 
 
+def test_groups_of_one_expert_have_no_second(backend):
+    """A row's best groups are then its best experts."""
+    router = Router(3, "sigmoid", torch.linspace(-1, 1, 8, device=backend.device), num_expert_group=8, topk_group=2)
+    found = compare(backend, make_logits("normal", 6, 8, device=backend.device), VANILLA, router)
+    assert (found.topk_ids[:, 2] == -1).all()
+
+
 def test_scaling_multiplies_every_weight(backend):
     logits = fill_logits("normal", 6, 32, 0).to(backend.device)
     plain, scaled = (compare(backend, logits, spell("oea"), Router(4, "sigmoid", scaling=x)) for x in (1.0, 2.5))

@@ -90,10 +90,10 @@ def test_every_depth_is_built_for_all_sizes(flag):
 
 def test_a_batch_counts_for_the_captured_size_that_it_runs_in():
     sizes = {1: 1, 3: 4, 8: 8, 9: 9, 16: 16, 17: 16, 32: 32, 33: 32, 63: 32, 100: 64}
-    policy = make(captured=[1, 2, 4, 8]).params
-    for requests in sizes:
+    for requests, size in sizes.items():
+        policy = make(captured=[1, 2, 4, 8]).params
         policy.get_steps_for_batch(requests)
-    assert [launch.size for launch in policy._launched] == list(sizes.values())
+        assert list(policy.depths.states) == [size]
 
 
 @pytest.mark.parametrize("flag", [None, [1, 2, 4, 8, 16, 24, 64, 128]])

@@ -4,10 +4,8 @@ import numpy as np
 
 from sglang_xshare.affinity.table import Table
 
-ORIGIN = {"model type": "qwen3_moe", "number of layers": "4", "number of experts": "64"} | {
-    "vocabulary": "66",
-    "tokenizer": "",
-}
+ORIGIN = {"model type": "qwen3_moe", "number of layers": "4", "number of experts": "64"}
+ORIGIN |= {"vocabulary": "66", "tokenizer": ""}
 TOPICS = 4
 WORDS = 16
 """Token ids of a topic; those of topic t begin at t * WORDS."""

@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
 from sglang_xshare.affinity import METHOD, controller
-from sglang_xshare.affinity.controller import PREFIX, DecisionCounts, Dispatcher
-from sglang_xshare.affinity.decision import Affinity, Decision
+from sglang_xshare.affinity.controller import PREFIX, Dispatcher
+from sglang_xshare.affinity.decision import Affinity
 from sglang_xshare.affinity.finished import WatchedRequests
 
 io_struct = pytest.importorskip("sglang.srt.managers.io_struct", reason="needs an installed SGLang")
@@ -36,12 +36,12 @@ def sent(monkeypatch):
     return found
 
 
-def make(replicas: int = 2) -> Dispatcher:
+def make(replicas: int = 2, export: bool = False) -> Dispatcher:
     workers = list(range(replicas))
     controller = Controller(workers=workers, status=[True] * replicas, _active_workers=workers)
     controller.passed = []
     controller.send_control_message = controller.passed.append
-    return Dispatcher(controller, Affinity(make_table(), replicas, 1.25))
+    return Dispatcher(controller, Affinity(make_table(), replicas, 1.25), export)
 
 
 def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
@@ -49,18 +49,6 @@ def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
     tokens = array("q", prompt(topic))
     usual |= {"input_ids": tokens, "extra_key": None, "lora_id": None}
     return SimpleNamespace(rid=rid, **{**usual, **fields})
-
-
-def test_requests_go_where_they_were_decided_to(sent):
-    dispatcher = make()
-    for number in range(4):
-        dispatcher(request(f"r{number}", topic=number % 2))
-    assert [name for _, name in sent] == ["r0", "r1", "r2", "r3"]
-    assert sorted(replica for replica, _ in sent) == [0, 0, 1, 1]
-    assert dispatcher.affinity.loads == [2, 2]
-    for name in ("r0", "r1", "r2", "unknown"):
-        dispatcher.receive(io_struct.RpcReqInput(method=METHOD, rid=name))
-    assert sum(dispatcher.affinity.loads) == 1
 
 
 def test_what_decides_beside_experts(sent):
@@ -149,13 +137,15 @@ def _no_metrics_of_others():
 
 
 @pytest.mark.usefixtures("_no_metrics_of_others")
-def test_metrics_have_what_each_replica_runs_at_the_last_decision():
-    counts = DecisionCounts(2, export=True)
-    for loads in ([1, 2], [0, 5]):
-        counts.count(Decision(1, "affinity"), loads)
+def test_metrics_have_what_each_replica_runs_at_the_last_decision(sent):
+    dispatcher = make(export=True)
+    for name, replica in (("r0", 1), ("r1", 1), ("r2", 0)):
+        dispatcher(request(name, routed_dp_rank=replica))
+    dispatcher.affinity.finish("r0")
     running = [REGISTRY.get_sample_value(f"{PREFIX}running_requests", {"replica": str(place)}) for place in range(2)]
-    assert running == [0, 5]
-    labels = {"replica": "1", "reason": "affinity"}
+    assert running == [1, 2]
+    assert dispatcher._counts._metrics[1]._multiprocess_mode == "mostrecent", "one process counts for all"
+    labels = {"replica": "1", "reason": "directed"}
     assert REGISTRY.get_sample_value(f"{PREFIX}requests_total", labels) == 2
 
 
@@ -173,17 +163,14 @@ def test_a_dispatcher_is_as_the_flags_say(cached, tmp_path, monkeypatch):
     assert (dispatcher._counts._metrics is not None) == cached
 
 
-WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+WAYS: dict[str, Callable[[Any], object]] = {
     "del": lambda states: states.__delitem__("a"),
     "pop": lambda states: states.pop("a"),
-    "pop, with a default": lambda states: states.pop("a", None),
     "popitem": lambda states: states.popitem(),
     "clear": lambda states: states.clear(),
     "another state": lambda states: states.__setitem__("a", 2),
     "update": lambda states: states.update({"a": 2}),
     "|=": lambda states: states.__ior__({"a": 2}),
-}
-NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
     "pop of another": lambda states: states.pop("b", None),
     "another request": lambda states: states.update(b=2),
     "setdefault": lambda states: states.setdefault("a", 2),
@@ -192,13 +179,14 @@ NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", [*WAYS_OUT, *NO_WAYS_OUT])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_way_out_of_the_states_is_told(way):
     told: list[str] = []
-    states = WatchedRequests({"a": 1}, told.append)
-    (WAYS_OUT | NO_WAYS_OUT)[way](states)
-    assert told == (["a"] if way in WAYS_OUT else [])
-    assert states.get("a") != 1 or way in NO_WAYS_OUT
+    states, plain = WatchedRequests({"a": 1}, told.append), {"a": 1}
+    for one in (states, plain):
+        WAYS[way](one)
+    assert dict(states) == plain
+    assert told == ([] if plain.get("a") == 1 else ["a"])
 
 
 def test_the_controller_receives_what_the_tokenizer_reports(sent):
@@ -207,10 +195,8 @@ def test_the_controller_receives_what_the_tokenizer_reports(sent):
 
     dispatcher, told = make(), []
     controller = dispatcher._controller
-    for name in (
-        *("dispatching_with_trace", "dispatch_batch_generate", "dispatch_batch_embedding"),
-        *("send_to_all_workers", "update_active_ranks", "add_elastic_workers"),
-    ):
+    handlers = "dispatching_with_trace dispatch_batch_generate dispatch_batch_embedding send_to_all_workers"
+    for name in [*handlers.split(), "update_active_ranks", "add_elastic_workers"]:
         setattr(controller, name, None)
     DataParallelController.init_dispatcher(controller)
     states = {"r0": object(), "r1": object()}

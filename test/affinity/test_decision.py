@@ -1,9 +1,7 @@
 """Laws of the dispatcher, whatever comes and goes; what it is for; and what it remembers."""
 
 import math
-import random
 from array import array
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -72,33 +70,6 @@ def test_a_request_costs_nothing_up_to_the_mean_and_1_at_the_bound():
     assert price_load([9, 5, 5], [1, 2], 1.2)[1:] == pytest.approx([0, 0])  # the dead count for nothing
 
 
-def run_mixed(affinity: Affinity, requests: int = 400, at_once: int = 32) -> list[tuple[int, Decision]]:
-    """(topic, decision) of requests of random topics; the oldest but a few ends when a new one comes."""
-    source = random.Random(0)
-    running: list[int] = []
-    course = []
-    for number in range(requests):
-        topic = source.randrange(TOPICS)
-        course.append((topic, affinity.choose(number, prompt(topic, start=number), salt=number)))
-        running.append(number)
-        if len(running) > at_once:
-            affinity.finish(running.pop(source.randrange(8)))
-    return course
-
-
-def purity(course: list[tuple[int, Decision]]) -> float:
-    """The share of requests that are of their replica's most frequent topic."""
-    counts = Counter((decision.replica, topic) for topic, decision in course)
-    return sum(max(counts[replica, topic] for topic in range(TOPICS)) for replica in range(TOPICS)) / len(course)
-
-
-def test_topics_part_and_more_so_with_a_wider_bound():
-    """By chance a replica has 0.25 of each topic, and a few hundredths more of one."""
-    narrow, wide = (purity(run_mixed(Affinity(TABLE, TOPICS, bound))) for bound in (1.1, 1.5))
-    assert 0.55 < narrow < wide
-    assert wide > 0.75
-
-
 @pytest.mark.parametrize("bound", [1.0, 1.1, 1.5])
 def test_one_topic_alone_spreads_evenly(bound):
     """Where replicas are alike, none is worth the price of another request, however wide the bound."""
@@ -125,10 +96,10 @@ def test_of_replicas_that_suit_alike_the_one_that_runs_least_gets_a_request():
     assert affinity.choose("next", UNKNOWN) == Decision(1, "affinity")
 
 
-@pytest.mark.parametrize(("loads", "reason"), [((1, 0), "idle"), ((2, 1), "bound")])
-def test_a_request_that_another_replica_suits_better_has_the_reason(loads, reason):
+@pytest.mark.parametrize(("loads", "bound", "reason"), [((1, 0), 2.0, "idle"), ((2, 1), 1.0, "bound")])
+def test_a_request_that_another_replica_suits_better_has_the_reason(loads, bound, reason):
     """Replica 0 has the prompt in its cache: it is busy while the other one is idle, or has the most it may run."""
-    affinity = Affinity(TABLE, 2, 1.0)
+    affinity = Affinity(TABLE, 2, bound)
     for replica, load in enumerate(loads):
         for number in range(load):
             affinity.choose((replica, number), UNKNOWN if replica == 0 else [], replica=replica)
@@ -165,28 +136,18 @@ def test_conversations_push_no_session_out():
     assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
 
 
-def part_topics(**keys: bool) -> tuple[Affinity, list[int]]:
-    """Two replicas, of a topic each, and a prompt of the first that has run on the second."""
-    affinity = Affinity(TABLE, 2, 4.0, **keys)
+@pytest.mark.parametrize(("caches", "salt", "replica"), [(True, None, 1), (True, "lora", 0), (False, None, 0)])
+def test_a_cached_prompt_outweighs_its_topic(caches, salt, replica):
+    """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not. Without caches a
+    prompt that comes again goes where its topic is, however often the bound has sent it elsewhere before.
+    """
+    affinity = Affinity(TABLE, 2, 4.0, caches=caches)
     for number in range(6):
         affinity.choose(number, prompt(0, start=number), replica=0)
         affinity.choose(10 + number, prompt(1, start=number), replica=1)
     long = prompt(0, length=200, start=99)
     affinity.choose("before", long, replica=1)
-    return affinity, long
-
-
-def test_a_cached_prompt_outweighs_its_topic():
-    """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not."""
-    affinity, long = part_topics()
-    assert affinity.choose("again", [*long, 3, 4, 5]) == Decision(1, "affinity")
-    assert affinity.choose("other", [*long, 3, 4, 5], salt="lora").replica == 0
-
-
-def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is():
-    """However often the bound has sent it elsewhere before."""
-    affinity, long = part_topics(caches=False)
-    assert affinity.choose("again", long) == Decision(0, "affinity")
+    assert affinity.choose("again", [*long, 3, 4, 5], salt=salt) == Decision(replica, "affinity")
 
 
 def test_a_replica_that_dies_loses_what_it_ran_and_its_cache():

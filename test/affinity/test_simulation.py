@@ -18,10 +18,11 @@ def routing():
     """Sequences of a topic each, whose tokens use 4 of the topic's 16 experts in a model of one layer."""
     source = random.Random(0)
     topics = [number % TOPICS for number in range(40)]
-    experts = [
-        [sum(1 << (topic * WORDS + one) for one in source.sample(range(WORDS), 4)) for _ in range(30)]
-        for topic in topics
-    ]
+
+    def draw(topic):
+        return sum(1 << (topic * WORDS + one) for one in source.sample(range(WORDS), 4))
+
+    experts = [[draw(topic) for _ in range(30)] for topic in topics]
     prompts = [prompt(topic, start=number) for number, topic in enumerate(topics)]
     return Routing(prompts, tuple(f"topic {topic}" for topic in topics), experts, 1)
 

@@ -48,7 +48,6 @@ def test_ids_never_seen_or_beyond_the_vocabulary_say_nothing():
 OTHER = "no table of signatures, or a table of another version"
 WRONG: dict[str, tuple[object, str]] = {
     "missing": (None, "No such file"),
-    "empty": (b"", "header"),
     "no safetensors": (b"{}" * 40, "header"),
     "another format": ({"format": "another"}, OTHER),
     "no format": ({}, OTHER),

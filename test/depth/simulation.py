@@ -123,11 +123,16 @@ class Simulation:
         """Return the depth in use after each of so many steps."""
         return [self.step(traffic) for _ in range(steps)]
 
-    def reach(self, traffic: Traffic, steps: int) -> float:
-        """Return the tokens per second of so many steps, trials included, of those of the best fixed depth."""
+    def launch(self, traffic: Traffic, steps: int) -> list[int]:
+        """Return the depth of each of so many steps, trials included."""
         used = []
         for _ in range(steps):
             self.step(traffic)
             used.append(self.launched[-1][1])
+        return used
+
+    def reach(self, traffic: Traffic, steps: int) -> float:
+        """Return the tokens per second of so many steps, trials included, of those of the best fixed depth."""
+        used = self.launch(traffic, steps)
         tokens, seconds = sum(map(traffic.tokens, used)), sum(map(traffic.seconds, used))
         return tokens / seconds / traffic.speed(traffic.best)

@@ -139,10 +139,23 @@ def test_a_batch_size_borrows_the_times_of_the_nearest_one_of_at_most_twice_as_m
     assert set(serve(depths, 33, EXPLORED, alike)) == {*CANDIDATES}, "16 is too far"
 
 
-def test_a_time_is_the_median_so_that_a_step_that_waited_counts_no_more_than_another():
-    state = make()
-    state.update_times(3, [1.0, 1.1, 0.9, 50.0, 1.0])
-    assert state.seconds == {3: 1.0}
+TIMES: dict[str, tuple[list[list[float]], float]] = {  # times of steps, update by update, and the smoothed time
+    "the median, so that a step that waited counts no more than another": ([[1.0, 1.1, 0.9, 50.0, 1.0]], 1.0),
+    "a retrial counts as its part of the latest 8 steps": ([[1.0] * 4, [1.44] * 4], 1.2),
+    "of equal parts the geometric mean": ([[1.0] * 4, [1.44] * 4, [1.2 * 1.21**2] * 4], 1.2 * 1.21),
+    # Two of three steps may have waited, for example for a kernel that is compiled at a new width.
+    "it doubles at most at once": ([[1.0] * HISTORY, [50.0] * HISTORY], 2.0),
+    "it halves at most at once": ([[2.0] * HISTORY, [0.1] * HISTORY], 1.0),
+    "more steps than a smoothed time covers are all of it": ([[1.0] * HISTORY, [1.5] * 2 * HISTORY], 1.5),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_a_time_is_smoothed(case):
+    state, (updates, smoothed) = make(), TIMES[case]
+    for seconds in updates:
+        state.update_times(3, seconds)
+    assert state.seconds == {3: pytest.approx(smoothed)}
 
 
 def test_the_depth_in_use_shows_how_much_slower_all_steps_are_than_before():
@@ -158,27 +171,6 @@ def test_the_depth_in_use_shows_how_much_slower_all_steps_are_than_before():
     assert state.seconds == {3: pytest.approx(1.5), 5: pytest.approx(3.3)}
     state.update_times(3, [1.2] * HISTORY)
     assert state.seconds == {3: pytest.approx(1.2), 5: pytest.approx(3.3)}, "a trial is of its depth alone"
-
-
-def test_a_retrial_counts_as_its_part_of_the_latest_8_steps():
-    state = make()
-    state.update_times(5, [1.0] * 4)
-    state.update_times(5, [1.44] * 4)
-    assert state.seconds == {5: pytest.approx(1.2)}, "of equal parts the geometric mean"
-    state.update_times(5, [1.2 * 1.21**2] * 4)
-    assert state.seconds == {5: pytest.approx(1.2 * 1.21)}
-
-
-def test_a_smoothed_time_doubles_at_most_at_once():
-    """Two of three steps may have waited, for example for a kernel that is compiled at a new width."""
-    state = make()
-    state.update_times(3, [1.0] * HISTORY)
-    state.update_times(3, [50.0] * HISTORY)
-    assert state.seconds == {3: 2.0}
-    state.update_times(3, [0.1] * HISTORY)
-    assert state.seconds == {3: 1.0}
-    state.update_times(3, [1.5] * 2 * HISTORY)
-    assert state.seconds == {3: pytest.approx(1.5)}, "more steps than a smoothed time covers are all of it"
 
 
 def test_steps_launched_before_the_last_decision_end_no_block():
@@ -205,25 +197,17 @@ def test_a_new_batch_size_prefers_the_nearest_that_has_times():
     assert [depths.find(size).depth for size in range(15, 4, -1)] == [0] * 5 + [3] * 6
 
 
-def test_forgotten_times_leave_depths_and_shares():
-    depths = Depths(lambda size: CANDIDATES, 7, start=3)
-    depths.find(2)
-    for _ in range(TRIAL):
-        depths.count(2, 3, [2, 3])
-        depths.states[2].update_times(3, [1.0])
-    shares, depths.states[2].depth = depths.shares.shares, 5
-    depths.forget_times()
-    assert (depths.shares.shares, depths.states[2].depth, depths.states[2].seconds) == (shares, 5, {})
-    assert (depths.states[2].current, depths.states[2].left) == (5, BLOCK), "measured again, the depth in use first"
-
-
-def test_forgotten_times_are_measured_again_at_once():
+def test_forgotten_times_leave_depths_and_shares_and_are_measured_again_at_once():
     depths = Depths(lambda size: CANDIDATES, 7, start=3)
     alike = {depth: 1.0 + depth for depth in CANDIDATES}  # all drafts are accepted, so all depths are as fast
     serve(depths, 2, EXPLORED, alike)
-    state = depths.states[2]
+    depths.count(2, 3, [2, 3])
+    state, shares = depths.states[2], depths.shares.shares
+    state.depth = 5
     assert state.period > SOON
     depths.forget_times()
+    assert (depths.shares.shares, state.depth, state.seconds) == (shares, 5, {})
+    assert (state.current, state.left) == (5, BLOCK), "the depth in use first"
     assert (state.period, state._steps) == (SOON, {})
     assert set(serve(depths, 2, EXPLORED, alike)) == {*CANDIDATES}
 

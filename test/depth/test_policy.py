@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
+from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
 
 from depth.simulation import CANDIDATES, WELL, Candidates, Simulation, Traffic, costs
 from sglang_xshare.depth import is_on
@@ -39,8 +41,6 @@ def make(
     upstream: Any = None, captured: Sequence[int] = (), flag: list[int] | None = None, steps: int = 3, **options: Any
 ) -> Any:
     """SGLang's controller with a policy of ours; SGLang captures the sizes `captured`, whatever its `flag` has."""
-    from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
-
     forwards = [0]
     options = {"list_captured": lambda: captured} | options
     policy = ThroughputPolicy(upstream or Candidates(), steps, lambda: forwards[0], **options)
@@ -74,8 +74,6 @@ def test_the_controller_of_sglang_runs_the_depth_of_the_policy():
 
 def test_candidates_of_a_batch_size_are_those_of_the_configuration_and_no_drafts(tmp_path):
     """By SGLang's own reading of it, which rounds a batch size down to a key of the configuration."""
-    from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
-
     config = tmp_path / "adaptive.json"
     config.write_text('{"1": {"candidate_steps": [true, 3, 7]}, "8": {"candidate_steps": [true, 3]}}')
     controller = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config)), captured=[1, 2, 4, 8, 16])
@@ -90,21 +88,18 @@ def test_every_depth_is_built_for_all_sizes(flag):
     assert make(flag=flag).worker.built == dict.fromkeys({*CANDIDATES} - {3})
 
 
-@pytest.mark.parametrize(
-    ("requests", "size"), [(1, 1), (3, 4), (8, 8), (9, 9), (16, 16), (17, 16), (32, 32), (33, 32), (63, 32), (100, 64)]
-)
-def test_a_batch_counts_for_the_captured_size_that_it_runs_in(requests, size):
-    policy = make(captured=[1, 2, 4, 8]).params
-    policy.get_steps_for_batch(requests)
-    assert list(policy.depths.states) == [size]
+def test_a_batch_counts_for_the_captured_size_that_it_runs_in():
+    sizes = {1: 1, 3: 4, 8: 8, 9: 9, 16: 16, 17: 16, 32: 32, 33: 32, 63: 32, 100: 64}
+    for requests, size in sizes.items():
+        policy = make(captured=[1, 2, 4, 8]).params
+        policy.get_steps_for_batch(requests)
+        assert list(policy.depths.states) == [size]
 
 
 @pytest.mark.parametrize("flag", [None, [1, 2, 4, 8, 16, 24, 64, 128]])
 @pytest.mark.parametrize("captured", [(), (1, 2, 4, 8, 16, 24, 40)])
 def test_a_batch_has_the_candidates_that_sglang_has_for_its_captured_size(captured, flag):
     """SGLang's table changes at 8, 32 and 64 requests. The sizes above 40 of its flag are not captured."""
-    from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
-
     policy = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=None), captured, flag).params
     for requests, candidates in ((4, (0, 1, 3, 5, 7)), (17, (0, 1, 3)), (24, (0, 1, 3)), (33, (0, 1)), (64, (0,))):
         policy.get_steps_for_batch(requests)
@@ -114,8 +109,6 @@ def test_a_batch_has_the_candidates_that_sglang_has_for_its_captured_size(captur
 
 
 def test_eager_sizes_share_times_only_with_the_same_candidates(tmp_path):
-    from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
-
     config = tmp_path / "adaptive.json"
     config.write_text('{"1": {"candidate_steps": [1, 3, 5]}, "24": {"candidate_steps": [0]}}')
     policy = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config))).params

@@ -41,7 +41,8 @@ def read(name: str) -> float | None:
 
 def test_the_log_line_has_the_depth_in_use(served):
     assert served.log() == ", draft depth 5"
-    assert DepthReport(Simulation().policy).log() == "", "nothing was verified"
+    new = DepthReport(Simulation().policy)
+    assert (new.log(), new.describe()) == ("", {"accepted": [], "batch_sizes": []}), "nothing was verified"
 
 
 def test_get_has_tokens_and_milliseconds_by_batch_size_and_depth(served):
@@ -54,13 +55,6 @@ def test_get_has_tokens_and_milliseconds_by_batch_size_and_depth(served):
     assert [one["depth"] for one in size["by_depth"]] == [0, 1, 3, 5, 7]
     assert [one["ms"] for one in size["by_depth"]] == pytest.approx([10, 11, 13, 15, 17], abs=0.01)
     assert [one["tokens"] for one in size["by_depth"]] == sorted(one["tokens"] for one in size["by_depth"])
-
-
-def test_before_a_draft_no_share_is_known():
-    assert DepthReport(Simulation().policy).describe() == {"accepted": [], "batch_sizes": []}
-
-
-def test_a_batch_size_without_a_time_has_null(served):
     served.policy.depths.forget_times()
     (size,) = served.describe()["batch_sizes"]
     assert (size["ms"], size["by_depth"]) == (None, [])
@@ -135,12 +129,11 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     monkeypatch.setattr(hooks, "_stage", None)
     monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda given: given)
     runner = SimpleNamespace(forward_pass_id=3)
+    target = SimpleNamespace(model_runner=runner)
     flags = {"speculative_adaptive": True, "expert_policy": None, "expert_policy_draft_depth": None}
 
     def choose(**given: object) -> Any:
-        worker = SimpleNamespace(
-            server_args=SimpleNamespace(**flags | given), target_worker=SimpleNamespace(model_runner=runner)
-        )
+        worker = SimpleNamespace(server_args=SimpleNamespace(**flags | given), target_worker=target)
         return hooks.choose_depth(worker, make_upstream)
 
     def make_upstream(initial_steps: int, cfg_path: str | None) -> Candidates:

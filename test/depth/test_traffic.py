@@ -10,27 +10,24 @@ ENOUGH = 0.97
 MID = (0.6, 0.55, 0.5, 0.5, 0.45)
 
 
-def settle(server: Simulation, traffic: Traffic, steps: int = 400) -> None:
-    server.serve(traffic, steps)
+def load(requests, chances):
+    """Traffic whose rows load experts: each further one costs more, the more requests there are."""
+    return Traffic(requests, chances, costs(10e-3, 0.7e-3 * requests**0.7, drafting=1e-3))
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("chances", [WELL, MID, BADLY])
 @pytest.mark.parametrize("requests", [1, 2, 4, 8, 16])
 def test_a_server_reaches_97_percent_of_the_best_fixed_depth_trials_included(requests, chances, seed):
-    """Rows load experts: each further one costs more, the more requests there are."""
-    traffic = Traffic(requests, chances, costs(10e-3, 0.7e-3 * requests**0.7, drafting=1e-3))
-    server = Simulation(seed=seed)
-    settle(server, traffic)
+    traffic, server = load(requests, chances), Simulation(seed=seed)
+    server.serve(traffic, 400)
     assert server.reach(traffic, 1500) >= ENOUGH
     assert traffic.speed(traffic.best) >= traffic.speed(0), "so that no drafts are reached as well"
 
 
 def test_the_cases_above_have_every_kind_of_answer():
     """Else a fixed depth could pass them."""
-    cost = {requests: costs(10e-3, 0.7e-3 * requests**0.7, drafting=1e-3) for requests in (1, 2, 4, 8, 16)}
-    best = {Traffic(n, chances, cost[n]).best for n in cost for chances in (WELL, MID, BADLY)}
-    assert {0, 1, 3, 5} <= best
+    assert {0, 1, 3, 5} <= {load(requests, one).best for requests in (1, 2, 4, 8, 16) for one in (WELL, MID, BADLY)}
 
 
 @pytest.mark.parametrize("noise", [0.03, 0.1])
@@ -48,7 +45,7 @@ def test_a_change_of_the_traffic_is_followed_within_300_verifications(before, af
     arrived = []
     for seed in range(20):
         server = Simulation(noise=noise, seed=seed)
-        settle(server, before, 1000)
+        server.serve(before, 1000)
         used = server.serve(after, 2 * ARRIVES)
         good = [after.speed(depth) >= ENOUGH * after.speed(after.best) for depth in used]
         arrived.append(next((place for place in range(len(good)) if all(good[place : place + 32])), len(good)))
@@ -59,12 +56,9 @@ def test_a_change_of_the_traffic_is_followed_within_300_verifications(before, af
 def test_drafts_stop_if_they_do_not_pay_and_are_tried_again():
     badly = Traffic(2, BADLY, costs(10e-3, 3e-3, drafting=2e-3))
     server = Simulation()
-    settle(server, badly)
-    used = []
-    for _ in range(1024):
-        assert server.step(badly) == 0
-        used.append(server.launched[-1][1])
-    assert 8 <= sum(depth > 0 for depth in used) <= 32, "4 in every 256, and one in flight"
+    server.serve(badly, 400)
+    assert set(server.serve(badly, 1024)) == {0}
+    assert 8 <= sum(depth > 0 for depth in server.launch(badly, 1024)) <= 32, "4 in every 256, and one in flight"
 
 
 def test_prefills_and_their_launches_are_in_no_time():
@@ -101,12 +95,7 @@ def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
     traffic = Traffic(2, MID, costs(10e-3, 1e-3))
 
     def serve(noise: float, **options: object) -> list[int]:
-        server = Simulation(noise=noise, options=options)
-        used = []
-        for _ in range(1500):
-            server.step(traffic)
-            used.append(server.launched[-1][1])
-        return used
+        return Simulation(noise=noise, options=options).launch(traffic, 1500)
 
     # The same requests on both, by the same seed; what is drawn for the noise has no effect on them.
     first = serve(0.0, take_first_ranks=send)
@@ -120,7 +109,7 @@ def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
 def test_batches_whose_requests_end_one_by_one_cost_no_trials_at_each_size(seed):
     """16 requests of a few steps, as a benchmark sends them: each smaller size lasts two steps at a time."""
     sizes = [16] * 24 + [size for size in range(15, 0, -1) for _ in range(2)]
-    served = [Traffic(size, WELL, costs(10e-3, 0.7e-3 * size**0.7, drafting=1e-3)) for size in sizes]
+    served = [load(size, WELL) for size in sizes]
     server, totals = Simulation(seed=seed), {depth: [0.0, 0.0] for depth in (*CANDIDATES, None)}
     for _ in range(20):
         for traffic in served:

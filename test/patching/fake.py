@@ -1,13 +1,9 @@
 """A small SGLang tree and patch queues: one changes three files and adds one, the later one one and the added."""
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
-
-from sglang_xshare.patching import PatchError
 from sglang_xshare.patching.tree import ABSENT
 
 RELEASE = "0.5.21"
@@ -113,39 +109,3 @@ def write_queue(root: Path, patches: Mapping[str, str] = QUEUE, release: str = R
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content.encode())
     return root
-
-
-def read_tree(root: Path) -> dict[str, bytes]:
-    """Every file below `root` but the engine's own store."""
-    files = (file for file in root.rglob("*") if file.is_file() and ".xshare" not in file.parts)
-    return {str(file.relative_to(root)): file.read_bytes() for file in files}
-
-
-def read_modes(root: Path) -> dict[str, int]:
-    """Mode bits of every file and directory below `root`, the engine's store included."""
-    return {str(file.relative_to(root)): file.lstat().st_mode for file in root.rglob("*")}
-
-
-def run_child(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
-    """Run `work` in a forked process; returns its pid. It ends with code 0, or 1 where `work` raised."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            before()
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def refused(work: Callable[[], object], tree: Path) -> str:
-    """The line `work` is refused with; nothing in the tree changes."""
-    before, modes = read_tree(tree), read_modes(tree)
-    with pytest.raises(PatchError) as refusal:
-        work()
-    assert read_tree(tree) == before
-    assert read_modes(tree) == modes
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)

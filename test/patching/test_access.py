@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from patching.fake import FILES, PATCHED, read_modes, read_tree, run_child, write_queue, write_tree
+from patching.fake import FILES, PATCHED, write_queue, write_tree
+from patching.runs import read_modes, read_tree, run_child
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
 from sglang_xshare.patching.state import STORE
 

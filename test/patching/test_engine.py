@@ -9,21 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from patching.fake import (
-    FILES,
-    LATER_PATCHED,
-    LATER_QUEUE,
-    NEW,
-    PATCHED,
-    QUEUE,
-    RELEASE,
-    ROUTE,
-    read_modes,
-    read_tree,
-    refused,
-    write_queue,
-    write_tree,
-)
+from patching.fake import FILES, LATER_PATCHED, LATER_QUEUE, PATCHED, QUEUE, RELEASE, ROUTE, write_queue, write_tree
+from patching.runs import read_modes, read_tree, refused
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
 from sglang_xshare.patching import queue as queues
 from sglang_xshare.patching.engine import describe
@@ -57,7 +44,7 @@ def test_an_added_file_that_is_gone_is_missed_and_put_back(tree, queue):
 
 
 def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree, queue, tmp_path):
-    only = write_queue(tmp_path / "only", {"shared/new.patch": NEW})
+    only = write_queue(tmp_path / "only", {"shared/new.patch": QUEUE["shared/new.patch"]})
     apply(tree, only)
     check_patched(tree, only)
     assert "nothing to do" in apply(tree, only)
@@ -84,14 +71,6 @@ def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree, 
     added.unlink()
     revert(tree)
     assert read_tree(tree) == FILES
-
-
-def test_a_second_apply_touches_no_file(tree, queue):
-    """`test_cli.py` has what it says."""
-    apply(tree, queue)
-    before = {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES}
-    apply(tree, queue)
-    assert {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES} == before
 
 
 def test_stale_bytecode_never_passes_for_a_new_content(tree, queue):
@@ -123,7 +102,7 @@ def test_another_version_of_the_queue_is_replaced(tree, queue, tmp_path):
     assert "nothing to do" not in apply(tree, later)
     assert read_tree(tree) == LATER_PATCHED
     check_patched(tree, later)
-    same_names = write_queue(tmp_path / "same", LATER_QUEUE | {"shared/new.patch": NEW})
+    same_names = write_queue(tmp_path / "same", LATER_QUEUE | {"shared/new.patch": QUEUE["shared/new.patch"]})
     with pytest.raises(PatchError, match="another version of the queue"):
         check_patched(tree, same_names)
     revert(tree)
@@ -143,10 +122,8 @@ def test_a_reinstalled_tree_counts_as_pristine(tree, queue, version):
         check_patched(tree, write_queue(queue, release=version))
     assert (tree / "sglang/srt/ours.py").exists()  # pip does not know it
     if version == RELEASE:
-        left = "sglang/srt/ours.py, sglang/.xshare"
-        assert describe(tree, queue).endswith(
-            f"not patched, but an earlier run left {left}; apply or revert removes it"
-        )
+        left = "an earlier run left sglang/srt/ours.py, sglang/.xshare; apply or revert removes it"
+        assert describe(tree, queue).endswith(f"not patched, but {left}")
     assert "nothing to do" not in revert(tree)
     assert read_tree(tree) == files
     assert not (tree / STORE).exists()
@@ -159,9 +136,7 @@ def test_a_tree_with_a_new_name_is_still_patched(tree, queue):
     for path in named:
         (tree / path).write_bytes((tree / path).read_bytes().replace(RELEASE.encode(), b"0.5.22"))
     assert revert(tree).endswith("4 files reverted")
-    assert {path: content for path, content in read_tree(tree).items() if path not in named} == {
-        path: content for path, content in FILES.items() if path not in named
-    }
+    assert read_tree(tree) == FILES | {path: (tree / path).read_bytes() for path in named}
 
 
 def test_two_runs_at_once_patch_once(tree, queue, capsys):

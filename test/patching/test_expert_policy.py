@@ -3,8 +3,6 @@
 import inspect
 import subprocess
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,37 +14,19 @@ from sglang_xshare.patching.queue import find_root, list_releases, load_queue
 PATCH = "shared/expert-policy.patch"
 
 
-class Missing(MetaPathFinder):
-    """Importing these modules fails, as if they were not installed."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-class Older(MetaPathFinder, Loader):
-    """The hooks are those of another version: none of the functions is there."""
-
-    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name == "sglang_xshare.hooks" else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """An empty one."""
-
-
 @pytest.fixture
 def load(monkeypatch):
-    """Call it for the added module, run where the named modules are not installed."""
+    """Call it for the added module, run where the named modules are not installed, or where our hooks are `older`."""
     (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
     source = b"".join(file.hunks[0].target).decode()
 
-    def run(*missing: str) -> ModuleType:
+    def run(*missing: str, older: bool = False) -> ModuleType:
         for name in [name for name in sys.modules if name.split(".")[0] == "sglang_xshare" or name in missing]:
             monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setattr(sys, "meta_path", [Missing(*missing), *sys.meta_path])
+        for name in missing:
+            monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+        if older:
+            monkeypatch.setitem(sys.modules, "sglang_xshare.hooks", ModuleType("sglang_xshare.hooks"))
         module = ModuleType("expert_policy")
         exec(compile(source, file.path, "exec"), module.__dict__)
         return module
@@ -101,10 +81,9 @@ def test_without_the_package_every_flag_is_refused_in_one_line(load, field, valu
     assert isinstance(refusal.value, SystemExit)
 
 
-def test_a_package_of_another_version_is_as_none(load, monkeypatch):
+def test_a_package_of_another_version_is_as_none(load):
     """Between the two commands of an upgrade: the hooks lack a name that the patches ask for."""
-    monkeypatch.setattr(sys, "meta_path", [Older(), *sys.meta_path])
-    module = load()
+    module = load(older=True)
     assert module.route(1, 2) == 1
     with pytest.raises(ValueError, match="not in the version of these patches"):
         module.check_flags(SimpleNamespace(expert_policy="xshare"))
@@ -121,15 +100,9 @@ def test_every_flag_of_the_patches_is_known(load):
     known = set(load("sglang_xshare").FIELDS)
     assert set(hooks.FLAGS) == known
     for queue in queues:
-        targets = [
-            line.decode()
-            for patch in queue.patches
-            if "arguments" in patch.name
-            for file in patch.files
-            for hunk in file.hunks
-            for line in set(hunk.target) - set(hunk.source)
-        ]
-        fields = {line.split(":")[0].strip() for line in targets if ": A[" in line}
+        files = [file for patch in queue.patches if "arguments" in patch.name for file in patch.files]
+        added = [line.decode() for file in files for hunk in file.hunks for line in set(hunk.target) - set(hunk.source)]
+        fields = {line.split(":")[0].strip() for line in added if ": A[" in line}
         assert fields == known, queue.release
 
 
@@ -138,12 +111,8 @@ def test_alone_it_refuses_in_one_line_and_exits_with_1(tmp_path):
     (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
     (tmp_path / "expert_policy.py").write_bytes(b"".join(file.hunks[0].target))
     code = "import expert_policy, types; expert_policy.check_flags(types.SimpleNamespace(expert_policy='oea'))"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append('.'); {code}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append('.'); {code}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("--expert-policy oea: needs the package sglang-xshare")
     assert done.stderr.count("\n") == 1

@@ -17,22 +17,19 @@ def test_split_lines_gives_back_every_byte(content):
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines[:-1])
 
 
-@given(lines=LINES, start=st.integers(0, 12), size=st.integers(0, 4), new=LINES, last=st.sampled_from([b"", b"end"]))
+@given(lines=LINES, start=st.integers(0, 12), size=st.integers(0, 4), new=LINES, last=st.sampled_from([b"", b"a"]))
 def test_a_hunk_is_applied_exactly_where_it_is_unique(lines, start, size, new, last):
+    """Line ends count: neither a\\r\\n, nor a last line without its end, is a\\n."""
+    content = b"".join(lines) + last
+    lines = split_lines(content)
     start = min(start, len(lines))
     end = min(start + size, len(lines))
-    content = b"".join(lines) + last
     hunk = Hunk(tuple(lines[start:end]), tuple(new))
-    text = b"".join(hunk.source)
-    brute = [
-        i
-        for i in range(len(lines) + 1)
-        if tuple(split_lines(content)[i : i + end - start]) == hunk.source and (hunk.source or not content)
-    ]
-    assert find_places(split_lines(content), hunk) == brute
+    starts = range(len(lines) + 1) if hunk.source or not content else ()
+    brute = [i for i in starts if tuple(lines[i : i + end - start]) == hunk.source]
+    assert find_places(lines, hunk) == brute
     if len(brute) == 1:
-        assert apply_hunks(content, [hunk], "p") == b"".join([*lines[:start], *new, *lines[end:], last])
-        assert text in content
+        assert apply_hunks(content, [hunk], "p") == b"".join([*lines[:start], *new, *lines[end:]])
     else:
         with pytest.raises(PatchError, match=f"hunk 1 matches {len(brute)} places"):
             apply_hunks(content, [hunk], "p")
@@ -49,15 +46,6 @@ def test_overlapping_hunks_are_refused():
     hunks = [Hunk((b"a\n", b"b\n"), (b"b\n",)), Hunk((b"b\n", b"c\n"), (b"b\n",))]
     with pytest.raises(PatchError, match="two hunks overlap at line 2"):
         apply_hunks(b"a\nb\nc\n", hunks, "p")
-
-
-@pytest.mark.parametrize(
-    ("content", "hunk"),
-    [(b"a\r\nb\r\n", Hunk((b"a\n",), ())), (b"a\nb", Hunk((b"b\n",), ())), (b"a\nb\n", Hunk((b"b",), ()))],
-)
-def test_line_ends_count(content, hunk):
-    with pytest.raises(PatchError, match="matches 0 places"):
-        apply_hunks(content, [hunk], "p")
 
 
 def test_a_line_may_not_lose_its_end_inside_the_file():

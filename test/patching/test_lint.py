@@ -9,21 +9,22 @@ from scripts.patch_lint import Report, lint
 from scripts.pin_release import pin_release
 
 OTHER = "0.5.22"
+ROUTED = "sglang/srt/route.py"
 
 
 @pytest.fixture
 def releases(tmp_path):
     """Sources of two releases; in the second the file that all patches share has grown a line."""
+    files = {path: content.replace(RELEASE.encode(), OTHER.encode()) for path, content in FILES.items()}
     write_tree(tmp_path / "releases" / RELEASE)
-    write_tree(tmp_path / "releases" / OTHER, _other_files())
+    write_tree(tmp_path / "releases" / OTHER, files | {ROUTED: b"import jax\n" + files[ROUTED]})
     return tmp_path / "releases"
 
 
-def _other_files() -> dict[str, bytes]:
-    grown = b"import jax\n" + FILES["sglang/srt/route.py"]
-    return {path: content.replace(b"0.5.21", OTHER.encode()) for path, content in FILES.items()} | {
-        "sglang/srt/route.py": grown
-    }
+def _pin(queue: Path, releases: Path, series: str) -> int:
+    (queue / OTHER).mkdir()
+    (queue / OTHER / "series").write_text(series)
+    return pin_release(OTHER, queue, releases)
 
 
 def _lint(queue: Path, releases: Path) -> Report:
@@ -39,9 +40,7 @@ def test_a_good_queue(queue, releases):
 
 
 def test_one_patch_serves_two_releases_that_pin_release_pinned(queue, releases):
-    (queue / OTHER).mkdir()
-    (queue / OTHER / "series").write_text("shared/route.patch\nshared/new.patch\n")
-    assert pin_release(OTHER, queue, releases) == 2
+    assert _pin(queue, releases, "shared/route.patch\nshared/new.patch\n") == 2
     report = _lint(queue, releases)
     assert report.errors == []
     assert report.summary.endswith(f"one place in {RELEASE} (5 hunks), {OTHER} (3 hunks)")
@@ -108,14 +107,10 @@ def test_context_that_one_release_needs_is_none(tmp_path, releases):
     """Two lines before the change, of which the second release has the nearer one twice."""
     pair = ROUTE.replace("@@ -4,2 +5,3 @@\n", "@@ -3,3 +4,4 @@\n \n")
     queue = write_queue(tmp_path / "patches", {"shared/p.patch": pair})
-    assert _lint(queue, releases).warnings == [
-        "shared/p.patch: sglang/srt/route.py: hunk 2: more leading context than needed"
-    ]
-    again = FILES["sglang/srt/route.py"] + b"\n# again\ndef route(x):\n    return x\n"
-    (releases / OTHER / "sglang/srt/route.py").write_bytes(again)
-    (queue / OTHER).mkdir()
-    (queue / OTHER / "series").write_text("shared/p.patch\n")
-    pin_release(OTHER, queue, releases)
+    (warning,) = _lint(queue, releases).warnings
+    assert warning == "shared/p.patch: sglang/srt/route.py: hunk 2: more leading context than needed"
+    (releases / OTHER / ROUTED).write_bytes(FILES[ROUTED] + b"\n# again\ndef route(x):\n    return x\n")
+    _pin(queue, releases, "shared/p.patch\n")
     report = _lint(queue, releases)
     assert (report.errors, report.warnings) == ([], [])
     assert list(report.proved) == [RELEASE, OTHER]

@@ -12,9 +12,8 @@ def test_header_and_hunks():
     patch = parse_patch(HEADER + ROUTE, "shared/route.patch")
     assert [patch.header[field] for field in FIELDS] == ["what", "why a patch", "not proposed", "never at all"]
     first = Hunk((b"import torch\n",), (b"import torch\n", b"import ours\n"))
-    second = Hunk(
-        (b"def route(x):\n", b"    return x\n"), (b"def route(x):\n", b"    x = ours.route(x)\n", b"    return x\n")
-    )
+    start, end = b"def route(x):\n", b"    return x\n"
+    second = Hunk((start, end), (start, b"    x = ours.route(x)\n", end))
     assert patch.files == (FileDiff("sglang/srt/route.py", (first, second)),)
 
 
@@ -38,21 +37,17 @@ def test_bytes_survive():
         ("just prose\n" + ROUTE, "'just prose' must be a header field"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,4"), "malformed diff: Hunk is shorter than expected"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,1 +5,2"), "lines outside every hunk"),
-        (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,2"), "malformed diff"),
-        (HEADER + ROUTE.replace("-1,1 +1,2", "-1,1 +1,1"), "malformed diff: Unexpected hunk found"),
         (HEADER + ROUTE + "trailing words\n", "lines outside every hunk"),
         (HEADER + ROUTE.replace("+++ b/sglang", "+++ b/other"), "a/sglang/srt/route.py -> b/other/srt/route.py"),
         (HEADER + ROUTE.replace("a/sglang/srt", "/dev/null"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("a/sglang/srt/route.py", "/dev/null"), "a new file must have one hunk, of added lines"),
         (HEADER + ROUTE.replace("b/sglang/srt/route.py", "/dev/null"), "must be a/sglang/FILE"),
-        (HEADER + NEW.replace("/sglang/", "/sglang/../../"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/srt/", "/torch/"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/", "/sglang/../../"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("srt/route", "__init__"), "not sglang/__init__.py"),
-        (
-            HEADER + LAUNCH.replace("index 000..111 100755", "old mode 100644\nnew mode 100755"),
-            "lines outside every hunk",
-        ),
+        (HEADER + LAUNCH.replace("index 000..111 100755", "old mode 100644"), "lines outside every hunk"),
+        # A clone with core.autocrlf; a diff of a file with CRLF has LF in its header.
+        ((HEADER + NEW).replace("\n", "\r\n"), "lines must end in LF (got CRLF); git has converted them: clone with "),
     ],
 )
 def test_malformed_patches_are_refused_in_one_line(text, reason):
@@ -61,13 +56,3 @@ def test_malformed_patches_are_refused_in_one_line(text, reason):
     assert str(refusal.value).startswith("shared/p.patch: ")
     assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-def test_line_ends_that_git_has_converted_are_named():
-    """A clone with core.autocrlf; a diff of a file with CRLF has LF in its header."""
-    with pytest.raises(PatchError) as refusal:
-        parse_patch((HEADER + NEW).replace("\n", "\r\n"), "shared/new.patch")
-    assert str(refusal.value) == (
-        "shared/new.patch: lines must end in LF (got CRLF); git has converted them: clone with "
-        "`git clone -c core.autocrlf=false`"
-    )

@@ -42,9 +42,8 @@ def _differing(tree: Path) -> set[str]:
     recorded = {str(file): file.hash for file in distribution.files or ()}
     found = {str(file.relative_to(tree)): file for file in tree.rglob("*") if file.is_file() and file.suffix != ".pyc"}
     assert len(recorded) > 2000
-    return {
-        path for path in recorded.keys() | found.keys() if not _agrees(found.get(path), recorded.get(path, "extra"))
-    }
+    paths = recorded.keys() | found.keys()
+    return {path for path in paths if not _agrees(found.get(path), recorded.get(path, "extra"))}
 
 
 def _agrees(file: Path | None, recorded: object) -> bool:

@@ -49,10 +49,8 @@ def test_listed_defaults_are_the_schedules():
 
 def test_one_policy_alone_and_an_unknown_one(capsys):
     assert main(["policies", "oea"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines() if line.split()[:1] in [[name] for name in CONTRACT]] == [
-        "oea"
-    ]
+    words = [line.split()[:1] for line in capsys.readouterr().out.splitlines()]
+    assert [name for name in CONTRACT if [name] in words] == ["oea"]
     assert main(["policies", "nope"]) == 1
     assert read_refusal(capsys).startswith("policies: policy = 'nope': ")
 

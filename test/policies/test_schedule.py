@@ -174,6 +174,7 @@ def test_the_share_follows_the_steps_rows_unless_it_is_given(policy, speculative
     assert {plan.mass for plan in build(max_rows=15).plans()} == {0.85, 0.9}
 
 
+BY_REQUEST, OBSERVED = {"add_per_request": 2}, {"policy": "oea", "exact": {"default": True}}
 REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "phases is no list": ("xshare", False, {"phases": "decode"}),
     "phases is empty": ("xshare", False, {"phases": []}),
@@ -193,11 +194,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "exact from a priority that no message carries": ("xshare", False, {"exact": {"priority": -(2**64)}}),
     "min_rows that no step can have": ("xshare", False, {"min_rows": 2**31}),
     "exact by a number": ("xshare", False, {"exact": {"default": 1}}),
-    "exact requests of what is observed": (
-        "observe",
-        False,
-        {"plans": [{"policy": "oea", "exact": {"default": True}}]},
-    ),
+    "exact requests of what is observed": ("observe", False, {"plans": [OBSERVED]}),
     "an estimate without drafts": ("xshare", False, {"acceptance": "auto"}),
     "an estimate that is observed": ("observe", True, {"plans": ["xshare:k0=1,acceptance=auto"]}),
     "a rank's rows under observe": ("observe", False, {"plans": ["xshare:k0=1,add=8,rows=rank"]}),
@@ -220,9 +217,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "override's policy needs a key": ("xshare", False, {"layers": {"1": {"policy": "moe-spec"}}}),
     "nothing is left": ("xshare", False, {"by_rows": {"1-9999": {"policy": "vanilla"}}, "max_rows": 64}),
     "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}),
-    "budget by request in an override without speculation": (
-        *("xshare", False, {"by_rows": {"8": {"add_per_request": 2}}}),
-    ),
+    "budget by request in an override without speculation": ("xshare", False, {"by_rows": {"8": BY_REQUEST}}),
     "custom budget by request without speculation": ("custom", False, {"add": 8, "add_per_request": 1}),
     "ranking by request in decode": ("moe-spec", False, {"budget": 8, "scope": "request", "phases": ["decode"]}),
     "custom ranking by request without speculation": ("custom", False, {"budget": 8, "scope": "request"}),

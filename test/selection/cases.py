@@ -80,7 +80,7 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8):
             tokens,
             flags(rows, None, 0.3, 0.3, 0.6, 1.0),
             flags(experts, None, 0.2, 0.5, 0.5, 1.0),
-            draw(st.one_of(st.none(), st.integers(1, experts))),
+            draw(st.one_of(st.none(), st.integers(1, experts), st.just(2**31 + 1))),
             draw(st.sampled_from([None, draw_depths(rows, tokens, generator)])),
         ),
         torch.randint(4, (experts,), generator=generator).tolist(),
@@ -119,14 +119,14 @@ def keys_for(policy, case):
     """A strategy for the keys of a policy, over all that the case allows."""
     k, experts = case.top_k, case.num_experts
     warm_up = some({"k0": st.integers(1, k), "p": SHARES})
-    budget = {"budget": st.integers(1, experts + 3)}
+    budget = {"budget": st.one_of(st.integers(1, 4), st.integers(1, experts + 3))}
     ranked = some(budget | UTILITY | {"scope": st.sampled_from(SCOPES)})
     residence = st.sampled_from([{}, {"free_residents": True}, {"free_residents": False}])
     # A router that does not renormalize refuses the key.
     own_share = some({"own_share": st.sampled_from([0, 0, 0.25, 0.75, 1])}) if case.renormalize else st.just({})
     reach = {
         "kmax": st.just(k) if case.quota_groups else st.integers(k, k + experts),
-        "max_rank": st.integers(1, experts + 3),
+        "max_rank": st.one_of(st.integers(1, 3), st.integers(1, experts + 3)),
         "target_per_rank": st.integers(1, 9),
     }
     static = {"ranking": st.just("static"), "order": st.permutations(range(experts))}

@@ -137,12 +137,12 @@ def compare(backend, logits, plan, router, batch=None, ranks=None, slots=None):
     return found
 
 
-def check_same(found, expected):
+def check_same(found, expected, atol=1e-6, rtol=2e-6):
     """Compare what an answer chooses, and what is counted of it."""
     for name in EXACT:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name in CLOSE:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=2e-6)
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=atol, rtol=rtol)
     if expected.masked_logits is not None:
         assert found.masked_logits.dtype == expected.masked_logits.dtype
         assert torch.equal(found.masked_logits, expected.masked_logits)

@@ -20,10 +20,8 @@ class Kernel:
     @property
     def phases(self):
         """(programs, first phase, last phase, cooperative) of every launch."""
-        return [
-            (*grid, keys["begins"], keys["ends"], keys.get("launch_cooperative_grid", False))
-            for grid, keys in self.launches
-        ]
+        names = "begins", "ends", "launch_cooperative_grid"
+        return [(*grid, *(keys.get(name, False) for name in names)) for grid, keys in self.launches]
 
 
 class Dispatched(TorchDispatchMode):

@@ -1,7 +1,6 @@
 """Every backend against the reference: drawn cases of every policy, and by hand what a draw seldom meets."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selection.cases import DTYPES, EVERY_PLAN, KINDS, cases, fill_logits, indices, pad_columns, plans, spell
-from selection.compared import CLOSE, EXACT, HAS_GPU, HERE, PLANS, compare, make_logits, make_ranks, make_routers, move
+from selection.compared import CLOSE, EXACT, HAS_GPU, HERE, PLANS, compare, make_logits, make_ranks, make_routers
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.mask import check_maskable
@@ -153,44 +152,6 @@ def test_strides(backend, slices):
     compare(backend, logits, plan, router, batch, (expert % 4)[::2])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_padding_may_hold_anything(backend, value):
-    """Rows that are not live, whose logits nobody has computed; no mark makes them exact."""
-    logits, row = fill_logits("normal", 8, 32, 0).to(backend.device), torch.arange(8, device=backend.device)
-    logits[5:] = value
-    batch = Batch(row < 5, 1, row % 3 == 0)
-    found = compare(backend, logits, spell("xshare:k0=1,add=2"), Router(4), batch, slots=RunnerSlots(empty=True))
-    assert (found.topk_ids[5:] == -1).all()
-
-
-@pytest.mark.parametrize("text", ["xshare:k0=1,target_per_rank=2", "custom:k0=0,budget=4", "lynx-lat:retain=4"])
-def test_a_budget_counts_the_experts_of_others_alone(backend, text):
-    """The first of four rows of a top-2 model is exact and holds 0 and 4, one of each rank. The others' best are 1, 2
-    and 3, their next 4, which is there and has two votes, and 6.
-    """
-    logits = torch.zeros(4, 8, device=backend.device)
-    for row, (first, second) in enumerate([(0, 4), (1, 4), (2, 4), (3, 6)]):
-        logits[row, first], logits[row, second] = 9.0, 8.0
-    row, expert = (torch.arange(size, device=backend.device) for size in logits.shape)
-    out = compare(backend, logits, spell(text), Router(2), Batch(exact=row == 0), expert // 4)
-    assert indices(out.selected) == {0, 1, 2, 3, 4, 6}
-    if "rank" in text:
-        filled = compare(
-            backend, logits, spell(f"{text[:-1]}1,balance=fill"), Router(2), Batch(exact=row == 0), expert // 4
-        )
-        assert indices(filled.selected) == {0, 1, 2, 3, 4, 6}
-
-
-def test_the_others_use_an_exact_rows_experts(backend):
-    """Two rows of one top-2 model: the second has no expert of its own but its first, and takes the exact row's."""
-    logits = torch.tensor([[9.0, 8.0, 0.0, 0.0, 0.0], [1.0, 2.0, 9.0, 8.0, 0.0]], device=backend.device)
-    plan, exact = spell("xshare:k0=1,add=0"), torch.tensor([True, False], device=backend.device)
-    assert compare(backend, logits, plan, Router(2)).topk_ids.tolist() == [[0, 2], [2, 0]]
-    out = compare(backend, logits, plan, Router(2), Batch(exact=exact))
-    assert out.topk_ids.tolist() == [[0, 1], [2, 1]]
-    assert indices(out.selected) == indices(out.active) == {0, 1, 2}
-
-
 def test_a_confident_padding_row_does_not_vote(backend):
     """No live row is confident enough, so the most confident live row votes: expert 0, not 1, the best by utility."""
     shares = torch.tensor([[0.0, 0.0, 1.0], [0.46, 0.44, 0.1], [0.12, 0.45, 0.43]], device=backend.device)
@@ -200,19 +161,11 @@ def test_a_confident_padding_row_does_not_vote(backend):
     assert indices(found.selected) == {0}
 
 
-def test_residents_take_the_slots_that_are_left(backend):
-    """Three are wanted beside 0 and 1, most the resident 2; the budget pays 3, which goes before 2 in three slots."""
-    logits = torch.tensor([[9.0, 0, 8.0, 7.0, 0, 0], [0, 9.0, 8.0, 0, 0, 6.0]], device=backend.device)
-    resident = torch.tensor([False, False, True, False, True, False], device=backend.device)
-
-    def selected(**batch):
-        return indices(compare(backend, logits, spell("xshare:k0=1,add=1"), Router(3), Batch(**batch)).selected)
-
-    assert selected() == {0, 1, 2}
-    wanted = {None: {0, 1, 2, 3}, 4: {0, 1, 2, 3}, 3: {0, 1, 3}, 2: {0, 1}, 1: {0, 1}, 2**31 + 1: {0, 1, 2, 3}}
-    assert {slots: selected(resident=resident, slots=slots) for slots in wanted} == wanted
-    exact = torch.tensor([True, False], device=backend.device)
-    assert selected(resident=resident, slots=2, exact=exact) == {0, 1, 2, 3}
+def test_groups_of_one_expert_have_no_second(backend):
+    """A row's best groups are then its best experts."""
+    router = Router(3, "sigmoid", torch.linspace(-1, 1, 8, device=backend.device), num_expert_group=8, topk_group=2)
+    found = compare(backend, make_logits("normal", 6, 8, device=backend.device), VANILLA, router)
+    assert (found.topk_ids[:, 2] == -1).all()
 
 
 def test_scaling_multiplies_every_weight(backend):
@@ -220,28 +173,6 @@ def test_scaling_multiplies_every_weight(backend):
     plain, scaled = (compare(backend, logits, spell("oea"), Router(4, "sigmoid", scaling=x)) for x in (1.0, 2.5))
     assert torch.equal(scaled.topk_weights, plain.topk_weights * 2.5)
     assert torch.equal(scaled.kept_mass, plain.kept_mass)
-
-
-def test_bias_and_groups_decide(backend):
-    """The laws would hold for a router that ignored them."""
-    bias, logits = torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0]), torch.tensor([[3.0, 0, 0, 0, 2, 2, 0, 0]])
-    for router, ids in (
-        (Router(1, "sigmoid", 4 * bias), [5]),
-        (Router(2, num_expert_group=2, topk_group=1), [0, 1]),
-        (Router(2, "sigmoid", 0 * bias, num_expert_group=2, topk_group=1), [4, 5]),  # two outweigh a group's best
-        (Router(2, "sigmoid", bias, num_expert_group=8, topk_group=3), [5, 0]),  # of groups that have no second
-    ):
-        found = compare(backend, logits.to(backend.device), VANILLA, move(router, backend.device))
-        assert found.topk_ids.tolist() == [ids]
-
-
-def test_vanilla_is_upstreams_top_k():
-    """Softmax over all experts, the k largest, divided by their sum."""
-    logits = fill_logits("normal", 20, 64, seed=1)
-    out = select(logits, VANILLA, Router(8))
-    weights, ids = logits.softmax(-1).topk(8)
-    assert torch.equal(out.topk_ids, ids.int())
-    assert torch.equal(out.topk_weights, weights / weights.sum(-1, keepdim=True))
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")

@@ -177,3 +177,16 @@ MAX_ACTIVE = [  # slots, {policy: experts}: of 16 rows in requests of 4, of a to
 def test_max_active(slots, wanted):
     found = {text: bounds.max_active(spell(text), Router(8), 200, 16, 4, slots) for text in wanted}
     assert found == wanted
+
+
+def test_a_step_without_rows_counts_as_one_with_an_active_expert():
+    """Of each kind of budget: of slots, of one without a fixed size, and of a fixed one."""
+    for text, slots in (("xshare:k0=1,add=4", 32), ("xshare:k0=1,mass=0.5", None), ("xshare:k0=1,add=4", None)):
+        assert bounds.max_active(spell(text), Router(8), 200, 0, slots=slots) == 1
+
+
+def test_a_step_may_have_as_many_experts_as_slots():
+    """Of the model's own router, or of a plan whose warm-ups alone are more than those slots."""
+    for plan, rows, most in ((None, 4, 32), (spell("xshare:k0=3,add=0"), 16, 48)):
+        fits = [bounds.fits_slots(plan, Router(8), 200, rows, 4, slots) for slots in (most - 1, most)]
+        assert fits == [False, True]

@@ -189,12 +189,8 @@ def test_under_sanitizers(tmp_path):
     # The latter, as the former looks for what throws exceptions before torch has loaded it.
     names = ["-print-file-name=libasan.so", "-print-file-name=libstdc++.so"]
     found = [subprocess.run(["g++", name], capture_output=True, text=True, check=True) for name in names]
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": " ".join(one.stdout.strip() for one in found),
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "TORCH_EXTENSIONS_DIR": str(tmp_path),
-    }
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    environment["LD_PRELOAD"] = " ".join(one.stdout.strip() for one in found)
     run = [sys.executable, "-c", UNDER_SANITIZERS]
     done = subprocess.run(run, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -16,7 +16,7 @@ import triton
 from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
 from selection.cases import fill_logits, spell
-from selection.compared import check_alignment
+from selection.compared import check_alignment, check_same
 from selection.hopper import Case
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import launch
@@ -93,21 +93,13 @@ def run(monkeypatch):
     return run
 
 
-def find_differences(found, expected, counter):
-    """The names of what is not as the reference has it, after a launch."""
-    wrong = []
-    for name in ("topk_ids", "selected", "active", "vanilla_active", "rescued", "masked_logits"):
-        here, there = getattr(found, name), getattr(expected, name)
-        if there is not None and (here is None or not torch.equal(here, there.to(here.dtype))):
-            wrong.append(name)
-    for name in ("topk_weights", "kept_mass"):
-        if not torch.allclose(getattr(found, name), getattr(expected, name), atol=2e-6, rtol=4e-6):
-            wrong.append(name)
+def check(found, expected, counter):
+    """Compare an answer with the reference's, and the counters with those of a launch to come."""
+    check_same(found, expected, atol=2e-6, rtol=4e-6)
     if found.alignment is not None:
         check_alignment(found.alignment, found.topk_ids)
-    if counter[0] not in (0, FLIPPED) or counter[1:].any():
-        wrong.append("counters")
-    return wrong
+    assert counter[0] in (0, FLIPPED)
+    assert not counter[1:].any()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +116,7 @@ def test_it_answers_as_the_reference(run, name):
     ):
         execution = Execution(order, seed)
         found, expected, counter = run(case, seed, live, execution, start)
-        assert find_differences(found, expected, counter) == [], (order, seed)
+        check(found, expected, counter)
         races = [race for launched in execution.launches for race in launched.races]
         if name == COMPLETES and live == tokens:
             races = [(between, where) for between, where in races if between != "programs"]
@@ -167,7 +159,7 @@ def find_signs(run, case, live, order, edit, seed=0):
     signs = set()
     execution = Execution(order, edit=edit)
     try:
-        signs.update(find_differences(*run(case, seed, live, execution)))
+        check(*run(case, seed, live, execution))
     except (AssertionError, RuntimeError, TimeoutError) as error:
         signs.add(type(error).__name__)
     return signs | {between for launched in execution.launches for between, _ in launched.races}

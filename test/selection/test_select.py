@@ -17,7 +17,8 @@ TENSORS = [field.name for field in fields(Selection) if field.name not in ("mask
 XSHARE = spell("xshare:k0=1,add=2")
 LOGITS = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
 STATIC = {"policy": "moe-spec", "budget": 5, "ranking": "static", "order": list(range(16))}
-EVERY_PLAN = pytest.mark.parametrize("plan", [*map(spell, PLANS), build_plan(STATIC)], ids=lambda plan: plan.policy)
+ALL = [*map(spell, [*PLANS, "moe-spec:budget=5,scope=request"]), build_plan(STATIC)]
+EVERY_PLAN = pytest.mark.parametrize("plan", ALL, ids=lambda plan: plan.policy)
 EVERY_BACKEND = pytest.mark.parametrize("backend", HERE, indirect=True)
 
 
@@ -122,7 +123,6 @@ FLAGS, META = torch.ones(6, dtype=torch.bool), torch.device("meta")
         ({"rank_of_expert": [0] * 15 + [2**60]}, f"rank_of_expert from 0 to {2**60}"),
         ({"plan": spell("oea:k0=5")}, "k0 = 5"),
         ({"plan": spell("xshare:target_per_rank=2")}, "target_per_rank = 2"),
-        ({"plan": build_plan({**STATIC, "order": [1, 0]})}, "order of 2 experts"),
         ({"plan": build_plan("custom", k0=None, kmax=3)}, "kmax = 3"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

@@ -1,5 +1,6 @@
 """A server that answers as a real one would whose layers each lose what their setting costs there, and no more."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,3 +98,8 @@ def tune(texts, out, *more, settings=SETTINGS):
     """Run the command on the texts; returns its exit code."""
     flags = ["--texts", str(texts), "--out", str(out), *SMALL]
     return main(["tune", "http://fake", *settings, *flags, *(more or ("--tolerance", "5%"))])
+
+
+def read_found(out):
+    """(plan, report) of a run."""
+    return [json.loads((out / f"{name}.json").read_text()) for name in ("plan", "report")]

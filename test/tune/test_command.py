@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 import pytest
@@ -11,27 +11,23 @@ import pytest
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.tune.command import _check_server
+from sglang_xshare.tune import command
 from sglang_xshare.tune.plans import VANILLA_SETTING
 from sglang_xshare.tune.search import search
-from tune.fake import SETTINGS, SMALL, WEIGHTS, tune
+from tune.fake import SETTINGS, SMALL, WEIGHTS, read_found, tune
 
 
 def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server, capsys):
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4", "16") == 0
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    plan, report = read_found(tmp_path / "out")
     assert plan == {name: value for name, value in report["policy"].items() if name != "policy"}
     assert plan["by_rows"].keys() == {"2-4"}
     server.set_policy({"policy": "xshare", **plan})
-    for batch in report["batches"]:
-        chosen = batch["trials"][batch["chosen"]]
-        active = server._count(batch["batch"])
-        assert sum(active.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
     out = capsys.readouterr().out
     assert "sglang-xshare policy set http://fake xshare --config" in out
     for batch in report["batches"]:
-        chosen = batch["trials"][batch["chosen"]]
+        chosen, active = batch["trials"][batch["chosen"]], server._count(batch["batch"])
+        assert sum(active.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
         assert batch["greedy_agreement"] == chosen["held_out_agreement"] == 1
         loss = chosen["held_out"]
         assert batch["interval_within_tolerance"] == (loss["delta"] + 1.96 * loss["error"] <= batch["tolerance_nats"])
@@ -68,7 +64,7 @@ def test_without_a_trial_within_the_tolerance_the_plan_is_vanilla(texts, tmp_pat
     out = capsys.readouterr().out
     assert "16 rows: vanilla, because no trial stays within the tolerance." in out
     assert "policy set" not in out
-    plan, report = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("plan", "report"))
+    plan, report = read_found(tmp_path / "out")
     assert (plan, report["policy"], report["batches"][0]["chosen"]) == ({}, {"policy": "vanilla"}, None)
 
 
@@ -79,7 +75,7 @@ def test_a_size_without_a_trial_within_the_tolerance_is_vanilla_in_all_layers(te
 
     monkeypatch.setattr("sglang_xshare.tune.search.search", find_none_for_4)
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4", "16") == 0
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    plan, _ = read_found(tmp_path / "out")
     schedule = build_schedule("xshare", plan, speculative=False)
     assert [schedule.plan(layer, 4) for layer in WEIGHTS] == [None] * len(WEIGHTS)
     assert any(schedule.plan(layer, 16) for layer in WEIGHTS)
@@ -89,12 +85,12 @@ def test_an_interval_beyond_the_tolerance_is_said(texts, tmp_path, server, capsy
     """A tolerance just above the loss that was found with a wider one."""
     assert tune(texts, tmp_path / "out", "--tolerance", "40%") == 0
     assert "reaches past" not in capsys.readouterr().out
-    [batch] = json.loads((tmp_path / "out" / "report.json").read_text())["batches"]
+    [batch] = read_found(tmp_path / "out")[1]["batches"]
     chosen = batch["trials"][batch["chosen"]]
     assert batch["interval_within_tolerance"]
     spent = max(chosen["loss"]["delta"], chosen["held_out"]["delta"]) / batch["cross_entropy"]
     assert tune(texts, tmp_path / "out", "--tolerance", str(spent * 1.0001)) == 0
-    [batch] = json.loads((tmp_path / "out" / "report.json").read_text())["batches"]
+    [batch] = read_found(tmp_path / "out")[1]["batches"]
     assert not batch["interval_within_tolerance"]
     *_, last, _, _ = capsys.readouterr().out.splitlines()
     assert last.startswith("16 rows, held-out samples: ")
@@ -115,27 +111,20 @@ def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--tolerance", "-3%"), "--tolerance -3%: must be a share"),
         (("--tolerance", "0"), "--tolerance 0: must be a share"),
         (("--tolerance", "100%"), "--tolerance 100%: must be a share"),
         (("--tolerance", "1%", "--batches", "0"), "--batches 0:"),
         (("--tolerance", "1%", "--groups", "x"), "--groups x:"),
         (("--tolerance", "1%", "--samples", "1"), "--samples 1:"),
+        (("--tolerance", "1%", "vanilla"), "policy 'vanilla': "),
+        (("--tolerance", "1%", "xshare:k0=x"), "k0 = 'x'"),
     ],
 )
 def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
     with pytest.raises(SystemExit) as ended:
         tune(texts, tmp_path / "out", *flags)
-    err = capsys.readouterr().err
-    assert message in err
-    assert (ended.value.code, err.count("\n")) == (1, 1)
-
-
-@pytest.mark.parametrize(("policy", "message"), [("vanilla", "'vanilla': "), ("xshare:k0=x", "k0 = 'x'")])
-def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, policy, message):
-    with pytest.raises(SystemExit):
-        tune(texts, tmp_path / "out", settings=[policy])
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert message in read_refusal(capsys)
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize(
@@ -144,31 +133,34 @@ def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, pol
         ("--samples 900", "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; must have 600 "),
         ("--batches 4 99", "--batches 99: "),
         ("--prompt 5000", "--texts {texts}/0.txt: 7,904 tokens, 1 samples of "),
+        ("xshare:k0=99", "POLICY xshare:k0=99: k0 = 99: "),
     ],
 )
 def test_what_asks_for_more_than_there_is_is_one_line(flags, line, texts, tmp_path, server, capsys):
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", *flags.split()) == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"tune: {line.format(texts=texts)}")
-    assert (err.count("\n"), server.switched) == (1, [])
+    assert read_refusal(capsys).startswith(f"tune: {line.format(texts=texts)}")
+    assert server.switched == []
+    assert (tmp_path / "out").exists() == flags.startswith(("--samples", "--prompt"))
+
+
+def test_defaults():
+    parser = ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    given = parser.parse_args(["tune", "http://fake", "--texts", "in", "--tolerance", "1%", "--out", "out"])
+    assert (given.batches, given.groups, given.samples, given.prompt, given.tokens) == ([16], 8, 64, 64, 64)
+    assert given.policies == list(command.SETTINGS)
 
 
 @pytest.mark.parametrize("most", [None, 40])
 def test_a_batch_may_have_all_that_the_server_decodes_at_a_time(most):
     limits = {"most_rows": most, "router": {"top_k": 8, "renormalize": True}}
-    _check_server({"limits": limits}, Namespace(policies=[], batches=[4, 40]))
-
-
-def test_a_setting_that_the_model_cannot_have_is_refused_first(texts, tmp_path, server, capsys):
-    assert tune(texts, tmp_path / "out", settings=["xshare:k0=1,add=2", "xshare:k0=99"]) == 1
-    assert read_refusal(capsys).startswith("tune: POLICY xshare:k0=99: k0 = 99: ")
-    assert (server.switched, (tmp_path / "out").exists()) == ([], False)
+    command._check_server({"limits": limits}, Namespace(policies=[], batches=[4, 40]))
 
 
 def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server):
     server.policy, server.exact_rule = {"policy": "vanilla"}, {"priority": 10}
     assert tune(texts, tmp_path / "out") == 0
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    plan, _ = read_found(tmp_path / "out")
     assert plan["exact"] == {"priority": 10}
     assert "min_rows" not in plan
 
@@ -176,7 +168,7 @@ def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server
 def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
     mixed = ["--texts", str(texts), SETTINGS[1], "--tolerance", "5%", SETTINGS[2], "--out", str(tmp_path / "out")]
     assert main(["tune", "http://fake", *mixed, *SMALL, "--groups", "1"]) == 0
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    _, report = read_found(tmp_path / "out")
     tried = {one["name"] for options in report["batches"][0]["options"].values() for one in options}
     assert tried <= {VANILLA_SETTING, *SETTINGS[1:3]}
     assert [*report["batches"][0]["options"]] == ["0-3"], "one group"
@@ -209,9 +201,8 @@ def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server
     server.paged = True
     assert tune(texts, tmp_path / "out") == 0
     assert "page-ins in place of 4.0" in " ".join(capsys.readouterr().out.split())
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    plan, report = read_found(tmp_path / "out")
     assert report["batches"][0]["counted"] == "page-ins"
-    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["min_rows"] == 2, "one row was not measured"
     server.paged = False
     assert tune(texts, tmp_path / "out") == 0

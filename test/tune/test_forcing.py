@@ -18,15 +18,9 @@ def decode(logits, tokens):
     masked = Force()(logits.clone(), [{"tokens": [token]} for token in tokens]).float().log_softmax(1)
     assert not masked.isnan().any()
     best = masked.topk(logits.shape[1])
-    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [
-        (
-            ids[0],
-            told[0],
-            [(one if one > -math.inf else None, token) for token, one in zip(ids[1:], told[1:], strict=True)],
-        )
-        for ids, told in rows
-    ]
+    for ids, told in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        others = [(one if one > -math.inf else None, token) for token, one in zip(ids[1:], told[1:], strict=True)]
+        yield ids[0], told[0], others
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
@@ -60,19 +54,12 @@ def test_a_certain_token():
     assert told.likeliest[2] == pytest.approx(0, abs=1e-6)
 
 
-def test_after_its_text_a_row_is_the_model_s_own():
-    logits, rows = torch.randn(2, 8), [{"tokens": [5]}, {"tokens": [1, 2]}]
-    force = Force()
-    force(logits.clone(), rows)
-    after = force(logits.clone(), rows)
-    assert torch.equal(after[0], logits[0])
-    assert after[1].argmax() == 2
-
-
-def test_each_row_follows_its_own_text():
-    rows = [{"tokens": [5, 6, 7]}, {"tokens": [1, 2, 3]}]
-    force = Force()
-    assert [force(torch.zeros(2, 8), rows).argmax(1).tolist() for _ in range(3)] == [[5, 1], [6, 2], [7, 3]]
+def test_each_row_follows_its_own_text_and_is_then_the_model_s_own():
+    force, logits, rows = Force(), torch.randn(2, 8), [{"tokens": [5, 6]}, {"tokens": [1, 2, 3]}]
+    steps = [force(logits.clone(), rows) for _ in range(3)]
+    assert [step.argmax(1).tolist() for step in steps[:2]] == [[5, 1], [6, 2]]
+    assert torch.equal(steps[2][0], logits[0])
+    assert steps[2][1].argmax() == 3
     assert [row["step"] for row in rows] == [2, 2]
 
 

@@ -1,13 +1,26 @@
 """A server's policy while it is searched: whoever else switches it is noticed, and has the last word."""
 
-import json
 from unittest.mock import Mock
 
 import pytest
 
 from sglang_xshare.live.client import PolicyError
 from sglang_xshare.tune.guard import SwitchGuard
-from tune.fake import FakeServer, tune
+from tune.fake import FakeServer, read_found, tune
+
+SWITCHED = "somebody else has switched its policy"
+
+
+def act_before_a_switch(server, act):
+    """Let another client act just before the server gets its next switch."""
+    ask = server.set_policy
+
+    def switch(policy):
+        server.set_policy = ask
+        act()
+        return ask(policy)
+
+    server.set_policy = switch
 
 
 @pytest.mark.parametrize("batch", [1, 2, 9, 40])
@@ -25,7 +38,7 @@ def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, 
     server.intrude = intrude
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 1
     out, err = capsys.readouterr()
-    assert err.startswith("tune: http://fake: somebody else has switched its policy (switch ")
+    assert err.startswith(f"tune: http://fake: {SWITCHED} (switch ")
     assert f"the same command continues from {tmp_path / 'out'}\n" in out
     assert err.count("\n") == 1
     assert server.policy == other
@@ -38,8 +51,7 @@ def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, 
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 0
     assert trace.read_text().startswith(kept)
     assert tune(texts, tmp_path / "alone", "--tolerance", "5%", "--batches", "4") == 0
-    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("out", "alone")]
-    assert plans[0] == plans[1]
+    assert read_found(tmp_path / "out")[0] == read_found(tmp_path / "alone")[0]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), PolicyError("no answer (timed out)")], ids=repr)
@@ -69,15 +81,9 @@ def test_what_the_server_refuses_is_told_in_its_own_words(server, monkeypatch):
 
 def test_of_two_that_begin_at_once_one_holds_the_server(server):
     """Both have found no trial; the first asks just before the second does."""
-    first, second, ask = SwitchGuard(server), SwitchGuard(server), server.set_policy
-
-    def intrude(policy):
-        server.set_policy = ask
-        first.set_policy({"policy": "oea", "k0": 3})
-        return ask(policy)
-
-    server.set_policy = intrude
-    with pytest.raises(PolicyError, match="somebody else has switched its policy"):
+    first, second = SwitchGuard(server), SwitchGuard(server)
+    act_before_a_switch(server, lambda: first.set_policy({"policy": "oea", "k0": 3}))
+    with pytest.raises(PolicyError, match=SWITCHED):
         second.set_policy({"policy": "oea", "k0": 2})
     assert not second.restore()
     assert (server.policy, server.trial) == ({"policy": "oea", "k0": 3}, True)
@@ -88,24 +94,16 @@ def test_of_two_that_begin_at_once_one_holds_the_server(server):
 
 def test_what_others_switch_just_before_is_left_so(server):
     """Between a look at the server and the question that follows it."""
-    ask, own = server.set_policy, {"policy": "oea", "k0": 5}
-
-    def intrude(policy):
-        server.set_policy = ask
-        ask(own)
-        return ask(policy)
-
-    guard = SwitchGuard(server)
-    guard.set_policy({"policy": "oea", "k0": 3})
-    server.set_policy = intrude
-    with pytest.raises(PolicyError, match="somebody else has switched its policy"):
-        guard.set_policy({"policy": "oea", "k0": 2})
-    assert not guard.restore()
-    guard = SwitchGuard(server)
-    guard.set_policy({"policy": "oea", "k0": 3})
-    server.set_policy = intrude
-    assert not guard.restore()
-    assert (server.policy, server.trial) == (own, False)
+    own, ask = {"policy": "oea", "k0": 5}, server.set_policy
+    for goes_on in (True, False):
+        guard = SwitchGuard(server)
+        guard.set_policy({"policy": "oea", "k0": 3})
+        act_before_a_switch(server, lambda: ask(own))
+        if goes_on:
+            with pytest.raises(PolicyError, match=SWITCHED):
+                guard.set_policy({"policy": "oea", "k0": 2})
+        assert not guard.restore()
+        assert (server.policy, server.trial) == (own, False)
 
 
 def test_a_server_that_only_chooses_the_depth_of_drafts_is_one_line(server, monkeypatch):

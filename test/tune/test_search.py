@@ -16,6 +16,7 @@ from tune.fake import SETTINGS, WEIGHTS, FakeServer
 
 def run(texts, tmp_path, tolerance=0.05, server=None, groups=4, settings=SETTINGS):
     server = server or FakeServer()
+    tmp_path.mkdir(exist_ok=True)
     parts = dict(zip(("tuning", "held out"), read_samples(texts, server.tokenize, 8, 8, 12), strict=True))
     bench = Bench(Gauge(server, parts), tmp_path / "trace.jsonl")
     told: list[str] = []
@@ -49,27 +50,17 @@ def test_the_tolerance_is_spent_to_the_last_setting_of_a_group(texts, tmp_path):
 
 
 def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path):
-    experts = []
-    for number, tolerance in enumerate((0.01, 0.03, 0.1, 0.4)):
-        (folder := tmp_path / str(number)).mkdir()
-        experts.append(run(texts, folder, tolerance)[1].chosen.experts)
+    experts = [run(texts, tmp_path / str(share), share)[1].chosen.experts for share in (0.01, 0.03, 0.1, 0.4)]
     assert experts == sorted(experts, reverse=True)
     assert experts[-1] == 8
 
 
-def test_layers_that_graphs_count_though_they_are_vanilla_save_nothing(texts, tmp_path):
-    found = []
-    for captured in (False, True):
-        (folder := tmp_path / str(captured)).mkdir()
-        found.append(run(texts, folder, server=FakeServer(captured=captured))[1])
-    assert found[0] == found[1]
-
-
-def test_a_setting_that_changes_nothing_is_no_option(texts, tmp_path):
-    """The server does not run it, and counts nothing, vanilla's experts included."""
-    (other := tmp_path / "other").mkdir()
-    found = run(texts, tmp_path, settings=("xshare:k0=1,add=32", *SETTINGS))[1]
-    assert found == run(texts, other)[1]
+@pytest.mark.parametrize(
+    "other", [{"server": FakeServer(captured=True)}, {"settings": ("xshare:k0=1,add=32", *SETTINGS)}], ids=list
+)
+def test_what_changes_nothing_saves_nothing(texts, tmp_path, other):
+    """Graphs count layers that are vanilla. A setting that changes nothing is not run, and nothing is counted."""
+    assert run(texts, tmp_path, **other)[1] == run(texts, tmp_path / "other")[1]
 
 
 @pytest.mark.parametrize("rows", [0.5, 1.5])
@@ -121,9 +112,8 @@ def test_where_everything_loses_too_much_nothing_is_chosen(texts, tmp_path):
 few = settings(max_examples=60, deadline=None)
 losses = st.floats(-1, 10, allow_nan=False)
 experts = st.integers(0, 64).map(float)
-group = st.lists(st.builds(Option, st.just("x"), losses, experts), max_size=4).map(
-    lambda options: [Option("vanilla", 0.0, 64.0), *options]
-)
+others = st.lists(st.builds(Option, st.just("x"), losses, experts), max_size=4)
+group = others.map(lambda options: [Option("vanilla", 0.0, 64.0), *options])
 
 
 @few
@@ -162,15 +152,6 @@ def test_no_choice_with_as_few_experts_loses_less(groups):
     for choice in ranked:
         experts, loss = total("experts", choice.values()), total("loss", choice.values())
         assert loss <= min(other for count, other in every if count <= experts + 1e-9) + 1e-9
-
-
-def test_each_choice_moves_one_group_on():
-    groups = {
-        "0": [Option("a", 0, 9), Option("b", 3, 1)],
-        "1": [Option("a", 0, 9), Option("b", 1, 5), Option("c", 5, 1)],
-    }
-    names = ["".join(one.name for one in choice.values()) for choice in rank_choices(groups)]
-    assert names == ["aa", "ab", "bb", "bc"]
 
 
 def total(name, options):

@@ -13,16 +13,10 @@ def test_samples_go_to_the_parts_in_turn_and_files_take_turns(tmp_path):
     for name, first in (("a", "a"), ("b", "n")):
         text = "".join(chr(ord(first) + number) * 6 for number in range(4))
         (tmp_path / f"{name}.txt").write_text(text)
-    tuning, held_out = read(tmp_path, 4)
-    assert tuning[0] == Sample([97, 97], [97] * 4)
-    assert [chr(one.prompt[0]) for one in tuning] == ["a", "n", "c", "p"]
-    assert [chr(one.prompt[0]) for one in held_out] == ["b", "o", "d", "q"]
-    assert [[chr(one.prompt[0]) for one in part] for part in read(tmp_path, 2, parts=4)] == [
-        ["a", "n"],
-        ["b", "o"],
-        ["c", "p"],
-        ["d", "q"],
-    ]
+    assert read(tmp_path, 4)[0][0] == Sample([97, 97], [97] * 4)
+    for count, parts, firsts in ((4, 2, ["ancp", "bodq"]), (2, 4, ["an", "bo", "cp", "dq"])):
+        found = read(tmp_path, count, parts)
+        assert ["".join(chr(sample.prompt[0]) for sample in part) for part in found] == firsts
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,24 @@
 """Fixtures of the stage's tests."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from served.release import interpret, run_script
 from sglang_xshare import hooks
 from sglang_xshare.stage.record.figures import PREFIX
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import Model, bind, make_reporter, runner
+from stage.fake import Model, bind, make_reporter, runner, stand_alone
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_alone(monkeypatch)
 
 
 @pytest.fixture
@@ -18,11 +26,9 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
     monkeypatch.setattr(hooks, "_stage", None)
     monkeypatch.setattr(hooks, "_reports", None)
-    # What these ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
-    monkeypatch.setattr("sglang_xshare.upstream.server.show_plan", lambda plan: None)
+    stand_alone(monkeypatch)
     monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda server_args: server_args)
     monkeypatch.setattr("sglang_xshare.upstream.graphs.list_sizes", lambda *args: [])
-    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
         "sglang_xshare.compatibility.layers.read_layers", lambda model_runner, arguments: bind(model_runner.model)
     )
@@ -34,6 +40,28 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return hooks._stage
 
     return put
+
+
+@pytest.fixture
+def build(attach: Callable[..., Any]) -> Callable[..., tuple[Model, Any]]:
+    """Call it with a number of layers, and as `attach`, for (a fake model, the stage around it)."""
+
+    def make(num_layers: int = 3, batches: Batches | None = None, **flags: Any) -> tuple[Model, Any]:
+        model = Model(num_layers)
+        return model, attach(model, batches, **flags)
+
+    return make
+
+
+@pytest.fixture
+def ask(patched_release: Callable[[str], Path]) -> Callable[[str, str], list[dict[str, Any]]]:
+    """Call it with the name of a script in this folder and a release for what the script prints on it, in JSON."""
+    return lambda script, release: _ask(script, patched_release(release))
+
+
+@cache
+def _ask(script: str, tree: Path) -> list[dict[str, Any]]:
+    return run_script(Path(__file__).with_name(script), interpret(tree))
 
 
 @pytest.fixture

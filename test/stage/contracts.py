@@ -1,4 +1,6 @@
-"""What an MoE runner of each convention takes."""
+"""What an MoE runner of each convention takes and computes."""
+
+from types import SimpleNamespace
 
 import torch
 
@@ -18,3 +20,30 @@ def check(ids: torch.Tensor, weights: torch.Tensor, places: int, convention: Con
         "a row's experts are distinct": convention != DROPPED or all(len(set(row)) == len(row) for row in chosen),
     }
     return [rule for rule, kept in rules.items() if not kept]
+
+
+def run_experts(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor
+) -> torch.Tensor:
+    """What a runner computes, in loops, by the weights of the expert in each place."""
+    out = torch.zeros_like(hidden)
+    for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
+        for place, share in zip(experts, shares, strict=True):
+            if place >= 0:
+                gate, up = (w1[place] @ hidden[row]).chunk(2)
+                out[row] += share * (w2[place] @ (torch.nn.functional.silu(gate) * up))
+    return out
+
+
+CONFIG = {"apply_router_weight_on_input": False, "activation": "silu", "gemm1_alpha": None, "gemm1_clamp_limit": None}
+
+
+def run_native(
+    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor
+) -> torch.Tensor:
+    """The same by upstream's own loop over the experts."""
+    from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
+
+    config = SimpleNamespace(**CONFIG, no_combine_keep_router_weight=False)
+    layer = SimpleNamespace(num_experts=len(w1), num_local_experts=len(w1), w13_weight=w1, w2_weight=w2)
+    return moe_forward_native(layer, hidden, (weights, ids, None), config)

@@ -1,12 +1,15 @@
 """A model as the stage sees one: `TopK` configs, a `forward`, a runner. What SGLang would do with them, and no more."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from prometheus_client import REGISTRY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
@@ -14,14 +17,36 @@ from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import Schedule
 from sglang_xshare.stage.acceptance import Acceptance
 from sglang_xshare.stage.exact import Exact
+from sglang_xshare.stage.forward import wrap_calls, wrap_runner
 from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, ModelForward
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.record.figures import PREFIX
+from sglang_xshare.stage.reports import Reports
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 from sglang_xshare.upstream.batches import Batches
 
 EXPERTS, TOP_K = 32, 4
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+def flags(policy: str, **keys: Any) -> dict[str, Any]:
+    """The flags of a server with a policy."""
+    return {"expert_policy": policy, "expert_policy_config": keys}
+
+
+XSHARE = flags("xshare", k0=1, add=2)
+
+
+def stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the stage asks of SGLang is answered for the only rank, without a server. test_layer.py and
+    test/served/test_serving.py ask every release.
+    """
+    answers = {"stage.reports.is_first_rank": True, "stage.switch.is_first_rank": True}
+    answers |= {"stage.layer.scales_unnormalized_groups": False}
+    shown = dict.fromkeys(("upstream.server.show_plan", "stage.switch.show_plan"))
+    for name, answer in {**answers, **shown}.items():
+        monkeypatch.setattr(f"sglang_xshare.{name}", lambda *args, answer=answer: answer)
 
 
 class Formats(IntEnum):
@@ -72,11 +97,13 @@ class Model:
         return "output"
 
 
-def bind(model: Any, **options: Any) -> list[Layer]:
-    """The layers of a model, whose routers have the configs that carry them."""
-    current_frame = CurrentFrame()
+def bind(
+    model: Any, placement: Placement | None = None, paging: Sequence[Any] | None = None, **options: Any
+) -> list[Layer]:
+    """The layers of a model, whose routers have the configs that carry them; each with its own `paging`."""
+    options |= {"current_frame": CurrentFrame()}
     layers = [
-        Layer(n, config, None, current_frame=current_frame, index=n, **options)
+        Layer(n, config, placement, paging=paging and paging[n], index=n, **options)
         for n, config in enumerate(model.configs)
     ]
     model.configs = [layer.plain_config for layer in layers]
@@ -90,6 +117,16 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
     given |= options
     exact = Exact(given["device"])
     return Stage(layers, schedule, exact=exact, acceptance=Acceptance(), **given)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, model: Model, stage: Stage) -> Stage:
+    """Put a stage around a model, as `hooks.attach` does."""
+    reports = Reports(stage)
+    monkeypatch.setattr(hooks, "_stage", stage)
+    monkeypatch.setattr(hooks, "_reports", reports)
+    model.runner = runner(model)
+    wrap_calls(model.runner, reports)
+    return stage
 
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> ModelForward:
@@ -162,9 +199,29 @@ def runner(model: Model, device: str = "cpu", is_draft_worker: bool = False, **f
 
 def run(model: Model, mode: str, rows: int, alone: bool = False, **batch: int) -> None:
     """A forward of the model's runner on random router logits; of the model `alone` in a capture or a warm-up."""
+    forward(model, forward_batch(mode, rows, **batch), alone)
+
+
+def forward(model: Model, batch: SimpleNamespace, alone: bool = False) -> None:
+    """The same of a forward batch."""
+    rows = len(batch.input_ids)
     model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
-    forward = partial(model.forward, None, None) if alone else model.runner.forward
-    assert forward(forward_batch(mode, rows, **batch)) == "output"
+    call = partial(model.forward, None, None) if alone else model.runner.forward
+    assert call(batch) == "output"
+
+
+def replay(batch: SimpleNamespace, launch: Callable[[], Any] = lambda: None) -> SimpleNamespace:
+    """The logits of a model runner's forward that launches something else than the model's: by default a replay."""
+    runs = SimpleNamespace(forward=lambda batch: SimpleNamespace(logits_output=SimpleNamespace(launched=launch())))
+    reports: Any = hooks._reports
+    wrap_runner(runs, reports)
+    return runs.forward(batch).logits_output
+
+
+def find_active(routed: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The experts [N] bool that a runner would load of what a layer routed."""
+    weights, ids = routed
+    return torch.zeros(EXPERTS, dtype=torch.bool).index_put_((ids[weights > 0].long(),), torch.tensor(True))
 
 
 def allows_graph(rows: int) -> bool:
@@ -199,6 +256,11 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 def outcomes(installed: Any) -> dict[str, int]:
     """Return the number of forwards that a stage has counted, by outcome."""
     return dict(installed.acting.counters.outcomes)
+
+
+def read_figure(name: str, **labels: str) -> float | None:
+    """What /metrics has of the reporter of the fixture of that name."""
+    return REGISTRY.get_sample_value(f"{PREFIX}{name}", {"model_name": "fake", **labels})
 
 
 class RefuseHostData(TorchDispatchMode):

@@ -7,14 +7,10 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.forward import wrap_calls
-from sglang_xshare.stage.frame import CurrentFrame
-from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.graphs import find_cap
 from sglang_xshare.upstream.paging import find_paging
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter, make_stage, runner
+from stage.fake import EXPERTS, TOP_K, Model, bind, forward_batch, install, make_reporter, make_stage, stand_alone
 
 SLOTS, LAYERS = 12, 3
 REPORTER = make_reporter(1, current_scheduler_metrics_enabled=False)
@@ -70,34 +66,15 @@ class PagedModel(Model):
 
 def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     """A stage around a paged model; its schedule is as a server that pages experts builds it."""
-    monkeypatch.setattr(hooks, "_stage", None)
-    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
-    current_frame = CurrentFrame()
-    layers = [
-        Layer(
-            number,
-            config,
-            None,
-            paging=find_paging(SimpleNamespace(quant_method=paging)),
-            current_frame=current_frame,
-            index=number,
-        )
-        for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
-    ]
-    model.configs = [layer.plain_config for layer in layers]
-    stage = make_stage(
-        layers, make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8)), device=device, trace=trace
-    )
-    monkeypatch.setattr(hooks, "_stage", stage)
+    stand_alone(monkeypatch)
+    paging = [find_paging(SimpleNamespace(quant_method=paging)) for paging in model.paging]
+    schedule, batches = make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8))
+    layers = bind(model, paging=paging)
+    stage = make_stage(layers, schedule, batches, device=device, trace=trace)
     monkeypatch.setattr(
         "sglang_xshare.stage.switch.find_largest", lambda fits: find_cap(stage.find_batches("batch").captured[-1], fits)
     )
-    reports = Reports(stage)
-    monkeypatch.setattr(hooks, "_reports", reports)
-    model.runner = runner(model)
-    wrap_calls(model.runner, reports)
-    return stage
+    return install(monkeypatch, model, stage)
 
 
 def make_schedule(policy, **keys):

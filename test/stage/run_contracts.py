@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from sglang.srt.eplb.expert_location_dispatch import ExpertLocationDispatchInfo
 from sglang.srt.layers.moe import topk
-from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, build_plan, hooks, select
 from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention, Layer
 from sglang_xshare.stage.step import Step
 from stage.compare_routing import make_config
-from stage.contracts import check
+from stage.contracts import check, run_experts, run_native
 from stage.fake import put_in_step
 
 ROWS, EXPERTS, TOP_K, HIDDEN, WIDTH = 9, 16, 4, 12, 8
@@ -64,30 +63,6 @@ def list_cases() -> Iterator[Case]:
         yield Case(FILLED, plan, live, tied, amd=True)
 
 
-def run_experts(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-    """What a runner computes, in loops; `owner` [places] is the expert in each place."""
-    out = torch.zeros_like(hidden)
-    for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
-        for place, share in zip(experts, shares, strict=True):
-            if place >= 0:
-                gate, up = (W1[owner[place]] @ hidden[row]).chunk(2)
-                out[row] += share * (W2[owner[place]] @ (torch.nn.functional.silu(gate) * up))
-    return out
-
-
-def run_native(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Upstream's own loop over the experts."""
-    config = SimpleNamespace(
-        apply_router_weight_on_input=False,
-        activation="silu",
-        gemm1_alpha=None,
-        gemm1_clamp_limit=None,
-        no_combine_keep_router_weight=False,
-    )
-    layer = SimpleNamespace(num_experts=len(W1), num_local_experts=len(W1), w13_weight=W1, w2_weight=W2)
-    return moe_forward_native(layer, hidden, (weights, ids, None), config)
-
-
 def make_places(algorithm: str | None) -> tuple[ExpertLocationDispatchInfo | None, torch.Tensor]:
     """(upstream's table of places, the expert in each)."""
     if algorithm is None:
@@ -104,14 +79,6 @@ def make_places(algorithm: str | None) -> tuple[ExpertLocationDispatchInfo | Non
         rank_invariant=True,
     )
     return info, owner
-
-
-def install(layer: Layer | None) -> None:
-    """Put the stage in place of one layer's router, or nothing."""
-    if layer is None:
-        hooks._stage = None
-        return
-    hooks._stage = SimpleNamespace()  # type: ignore[assignment]
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -141,7 +108,7 @@ def run(case: Case) -> dict[str, Any]:
     told: list[tuple[int, torch.Tensor]] = []
     capturer = SimpleNamespace(capture=lambda layer_id, topk_indices: told.append((layer_id, topk_indices)))
     topk.get_global_experts_capturer = lambda: capturer
-    install(layer)
+    hooks._stage = SimpleNamespace()  # type: ignore[assignment]
     if masked:
         _, seen = hooks.prepare(layer.plain_config, topk.TopKOutputFormat.BYPASSED, logits)
         values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax
@@ -154,7 +121,7 @@ def run(case: Case) -> dict[str, Any]:
         out = topk.select_experts(hidden, logits, layer.plain_config, layer_id=0, **given)
         topk._is_cuda = topk._is_hip = False
         ids, weights = out.topk_ids, out.topk_weights
-    install(None)
+    hooks._stage = None
 
     places = EXPERTS + case.shared if info is None else len(owner)
     problems = check(ids, weights, places, case.convention)
@@ -163,14 +130,14 @@ def run(case: Case) -> dict[str, Any]:
         problems.append("what is returned as routed experts is what was chosen")
     if case.plan == "vanilla" and not (masked or case.tied):
         own = topk.select_experts(hidden, logits, config, layer_id=0)
-        expected = run_native(hidden, own.topk_ids.int(), own.topk_weights)
+        expected = run_native(hidden, own.topk_ids.int(), own.topk_weights, W1, W2)
     else:
-        expected = run_native(hidden, chosen.topk_ids, chosen.topk_weights)
+        expected = run_native(hidden, chosen.topk_ids, chosen.topk_weights, W1, W2)
         if case.shared:
             share = layer.with_shared.shared_weight
             slots = torch.full((ROWS, 1), EXPERTS, dtype=torch.int32)
-            expected += run_native(hidden, slots, torch.full((ROWS, 1), share))
-    error = (run_experts(hidden, ids, weights, owner) - expected)[valid].abs().max()
+            expected += run_native(hidden, slots, torch.full((ROWS, 1), share), W1, W2)
+    error = (run_experts(hidden, ids, weights, W1[owner], W2[owner]) - expected)[valid].abs().max()
     # Where its runner ranks logits, a padding row has weights as well.
     used = chosen.active.sum().clamp(min=TOP_K) if masked else len(ids[weights > 0].unique())
     return {"problems": problems, "error": float(error), "used": len(ids[ids >= 0].unique()) - int(used)}

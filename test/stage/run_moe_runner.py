@@ -15,6 +15,7 @@ from sglang_xshare import Batch, SelectionPlan, build_plan, hooks, selection
 from sglang_xshare.stage import handover
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
+from stage.contracts import run_experts
 from stage.fake import put_in_step
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 32, 4, 32, 16
@@ -42,23 +43,13 @@ def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None) -> La
     return layer
 
 
-def run_experts(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The MoE layer's output by plain loops over what was chosen."""
-    out = torch.zeros_like(hidden)
-    for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
-        for expert, share in zip(experts, shares, strict=True):
-            gate, up = (W1[expert] @ hidden[row]).chunk(2)
-            out[row] += share * (W2[expert] @ (torch.nn.functional.silu(gate) * up))
-    return out
-
-
 def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
     """Run the layer as the model does: how far the output is off, its largest value, and what the runner was given."""
     handover.taken.clear()
     sizes.clear()
     weights, ids, _ = select_experts(hidden, logits, layer.selecting_config)
     found = fused_moe.fused_experts_impl(hidden.clone(), W1, W2, weights, ids, inplace=True)
-    error = (found - run_experts(hidden, weights, ids)).abs().max()
+    error = (found - run_experts(hidden, ids, weights, W1, W2)).abs().max()
     given = {"taken": dict(handover.taken), "pairs": sizes, "block": block_size(hidden)}
     return {"error": error.item(), "size": found.abs().max().item(), **given}
 

@@ -19,13 +19,12 @@ from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model, wrap_router, wrap_runner
-from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.gather import Ranks
-from sglang_xshare.stage.layer import DROPPED, Layer
+from sglang_xshare.stage.layer import DROPPED
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.ranks import find_rank
-from stage.fake import make_stage
+from stage.fake import bind, make_stage
 from stage.ranks import CASES, EXPERTS, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 SECONDS = 60
@@ -69,12 +68,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     model = Model(route, dispatch)
     schedule = build_schedule(case.policy, case.keys, any(load.mode == "verify" for load in case.loads))
     assert schedule is not None
-    configs = [router.topk_config for router in routers]
-    current_frame = CurrentFrame()
-    layers = [
-        Layer(n, config, None, convention=DROPPED, current_frame=current_frame, index=n)
-        for n, config in enumerate(configs)
-    ]
+    layers = bind(SimpleNamespace(configs=[router.topk_config for router in routers]), convention=DROPPED)
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.plain_config
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_xshare import hooks
+from sglang_xshare import Batch, SelectionPlan, hooks
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.switch import make_next
 from sglang_xshare.stage.switch import switch as switch_to
@@ -59,19 +60,24 @@ def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
     reporter.forward_ct_decode += 1
 
 
-class Capturing:
-    """What SGLang does when it captures: of each size, the largest first, an eager step and a recorded one."""
+def run_alone(model: Model, rows: int) -> None:
+    run(model, "decode", rows, alone=True)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
-        self.model, self.installed = model, None
+
+class Capturing:
+    """What SGLang does when it captures: of each size, the largest first, an eager step and a recorded one. The stage
+    takes its device for a GPU, and captures again by it.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model, stage: Stage) -> None:
+        self.model = model
         self.recorded = self.running = False
         self.times, self.failures = 0, 0
         self.failed: list[weakref.ref[torch.Tensor]] = []
         for name, find in (("is_recorded", lambda: self.recorded), ("is_capturing", lambda: self.running)):
             monkeypatch.setattr(f"sglang_xshare.stage.stage.{name}", find)
         monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
-        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-        monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
+        stage.device, stage.recapture = "cuda", self
 
     def __call__(self, scheduler: Any = None, fits: Callable[[int], bool] | None = None) -> None:
         self.times += 1
@@ -81,8 +87,25 @@ class Capturing:
             self.failed.append(weakref.ref(graphs))
             raise RuntimeError("Capture cuda graph failed:\nout of memory")
         assert not any(found() is not None for found in self.failed), "the memory of a capture that failed"
-        self.running = True
         for rows in [size for size in reversed(SIZES) if fits is None or fits(size)]:
-            for self.recorded in (False, True):
-                run(self.model, "decode", rows, alone=True)
-        self.recorded = self.running = False
+            self.capture(rows)
+
+    def capture(self, rows: int, step: Callable[[Model, int], Any] = run_alone) -> None:
+        """Of one size. `step` runs the model."""
+        self.running = True
+        for self.recorded in (False, True):
+            step(self.model, rows)
+        self.running = self.recorded = False
+
+
+def note_selections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, SelectionPlan, Any]]:
+    """What each layer selects by from now on: the step's batch, a plan, and the buffer that a captured kernel reads."""
+    launched: list[tuple[Batch, SelectionPlan, Any]] = []
+    select = Layer.select
+
+    def note(layer: Layer, logits: Any, plan: Any, batch: Any, slots: Any = None, tally: Any = None, *more: Any) -> Any:
+        launched.append((batch, plan, *(more or (None,))))
+        return select(layer, logits, plan, batch, slots, tally, *more)
+
+    monkeypatch.setattr(Layer, "select", note)
+    return launched

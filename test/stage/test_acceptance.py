@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.acceptance import MEMORY, Acceptance, estimate
 from sglang_xshare.stage.record.metadata import KEY, Forward
+from sglang_xshare.stage.stage import Stage
 from sglang_xshare.upstream.server import draft_width
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, runner
+from stage.fake import TOP_K, Model, find_active, flags, forward, forward_batch, read_figure
 from stage.switching import switch
 
 WIDTH, START = 4, 63 / 64
 AUTO: dict[str, Any] = {"k0": 1, "add": 3, "acceptance": "auto"}
-FLAGS: dict[str, Any] = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": WIDTH}
+DRAFTING: dict[str, Any] = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": WIDTH}
 
 
 def draft(chance: float, width: int, verifications: int, seed: int = 0) -> tuple[int, int]:
@@ -139,22 +139,14 @@ def test_how_many_tokens_a_step_can_give(flags, width, request):
 class Server:
     """A stage around a fake model whose steps verify, and a request that accepts drafts."""
 
-    def __init__(self, attach: Any, keys: dict[str, Any]) -> None:
-        self.model, self.request = Model(2), make_request()
-        self.stage = attach(self.model)
-        flags = {"expert_policy": "xshare", "expert_policy_config": keys, **FLAGS}
-        self.runner = runner(self.model, **flags)
-        hooks.attach(self.runner)
-        assert hooks._stage is not None
-        self.stage = hooks._stage
+    def __init__(self, model: Model, stage: Stage) -> None:
+        self.model, self.stage, self.request = model, stage, make_request()
 
-    def verify(self, requests: int = 3, exact: Any = None) -> None:
+    def verify(self, requests: int = 3) -> None:
         """A step."""
-        rows = requests * WIDTH
-        self.model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
-        batch = forward_batch("verify", rows, requests)
-        batch.positions = torch.arange(rows) % WIDTH + 7
-        self.runner.forward(batch)
+        batch = forward_batch("verify", requests * WIDTH, requests)
+        batch.positions = torch.arange(requests * WIDTH) % WIDTH + 7
+        forward(self.model, batch)
 
     def accept(self, drafts: tuple[int, int]) -> None:
         """Results reach the request, and as many forwards as it takes until they count."""
@@ -163,23 +155,18 @@ class Server:
             pass
         self.stage._weigh()
 
-    def check(self, acceptance: float, requests: int = 3, **more: Any) -> None:
+    def check(self, acceptance: float, requests: int = 3) -> None:
         """That a step selects by a number, as the reference does."""
         self.verify(requests)
-        plan = build_plan("xshare", **AUTO | {"acceptance": acceptance} | more)
+        plan = build_plan("xshare", **AUTO | {"acceptance": acceptance})
         batch = Batch(tokens_per_request=WIDTH)
         expected = select(self.model.logits, plan, Router(TOP_K), batch, backend="reference")
-        for routed in self.model.routed:
-            weights, ids = routed or (torch.zeros(0), torch.zeros(0))
-            used = torch.zeros_like(expected.active).index_put_((ids[weights > 0].long(),), torch.tensor(True))
-            assert torch.equal(used, expected.active)
+        assert all(routed and find_active(routed).equal(expected.active) for routed in self.model.routed)
 
 
 @pytest.fixture
-def serve(attach, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
-    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-    return lambda keys: Server(attach, keys)
+def serve(build):
+    return lambda keys: Server(*build(2, **flags("xshare", **keys), **DRAFTING))
 
 
 def test_the_next_step_selects_by_the_estimate(serve, caplog):
@@ -232,4 +219,4 @@ def test_the_metric_is_the_estimate(serve, reporter):
     server.accept((8000, 0))
     hooks._reports.reporter = reporter
     hooks._reports.publish(always=True)
-    assert REGISTRY.get_sample_value("sglang:expert_policy_acceptance", {"model_name": "fake"}) == 1 / 64
+    assert read_figure("acceptance") == 1 / 64

@@ -6,7 +6,6 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-import torch
 
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.policies.bounds import open_up
@@ -16,7 +15,7 @@ from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Model, allows_graph, forward_batch, outcomes, run
+from stage.fake import XSHARE, allows_graph, flags, forward_batch, outcomes, run
 from stage.switching import SIZES, Capturing, schedule, switch
 
 POLICIES = {
@@ -31,17 +30,13 @@ POLICIES = {
 
 
 @pytest.fixture
-def serve(attach, monkeypatch):
+def serve(build, monkeypatch):
     """Call it with a policy for a stage whose graphs have been captured, and what captures them."""
 
     def start(keys: dict[str, Any]) -> tuple[Stage, Capturing]:
-        model = Model(2)
-        own = {name: value for name, value in keys.items() if name != "policy"}
-        policy = {"expert_policy": keys["policy"], "expert_policy_config": own}
-        flags = policy if keys["policy"] != "vanilla" else {"mask_padding_experts": True}
-        installed = attach(model, Batches(SIZES), **flags)
-        installed.device = "cuda"
-        installed.recapture = capture = Capturing(monkeypatch, model)
+        asked = flags(**keys) if keys["policy"] != "vanilla" else {"mask_padding_experts": True}
+        model, installed = build(2, Batches(SIZES), **asked)
+        capture = Capturing(monkeypatch, model, installed)
         capture()
         return installed, capture
 
@@ -119,8 +114,8 @@ def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
     assert switch(installed, schedule({"policy": "xshare", "k0": 2, "add": 1}), reporter, recaptures=False) is None
 
 
-def test_a_capture_waits_until_memory_is_resumed(serve, reporter):
-    """Graphs that follow a switch are written: that needs none of the released memory."""
+def test_a_capture_waits_until_memory_is_resumed(serve, reporter, caplog):
+    """Graphs that follow a switch are written: that needs none of the released memory. The log has the seconds."""
     installed, capture = serve(POLICIES["xshare by add"])
     released = reporter.scheduler.weight_updater.offload_tags
     released.add("cuda_graph")
@@ -129,7 +124,9 @@ def test_a_capture_waits_until_memory_is_resumed(serve, reporter):
     assert (installed.in_force.given, installed.last_switch.number) == (POLICIES["xshare by add"], 0)
     assert switch(installed, schedule({"policy": "vanilla"}), reporter) is None
     released.clear()
-    assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None
+    with caplog.at_level(logging.INFO):
+        assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None
+    assert "(graphs captured again in 0." in caplog.text
     assert capture.times == 2
 
 
@@ -169,17 +166,11 @@ def test_lost_graphs_that_a_weight_update_captures_are_not_captured_again(serve,
     assert find_faults(installed) == []
 
 
-def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
+def test_sizes_are_those_that_sglang_captures(build, reporter, monkeypatch):
     """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
-    model = Model(1)
-    installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
+    model, installed = build(1, Batches((8, 36)), **XSHARE)
     installed.find_batches = lambda rows: Batches((8, 37))
-    installed.device = "cuda"
-    capture = Capturing(monkeypatch, model)
-    capture.running = True
-    for capture.recorded in (False, True):
-        run(model, "decode", 37, alone=True)
-    capture.running = capture.recorded = False
+    Capturing(monkeypatch, model, installed).capture(37)
     assert installed.in_force.batches.may_pad(37)
     assert not installed.in_force.batches.may_pad(36)
     assert switch(installed, schedule({"policy": "xshare", "k0": 1, "add": 6}), reporter, recaptures=False) is None
@@ -188,13 +179,11 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     assert kept.buffer.values.tolist() == encode(wanted).tolist()
 
 
-def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, monkeypatch):
+def test_sizes_are_read_in_every_capture_and_in_no_other_step(build, reporter, monkeypatch):
     """SGLang captures prefills too, on a server without decode graphs as well."""
-    model, sizes = Model(1), [8, 37]
-    installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
+    (model, installed), sizes = build(1, Batches((8, 36)), **XSHARE), [8, 37]
     installed.find_batches = lambda rows: Batches((8, sizes[-1]))
-    installed.device = "cuda"
-    installed.recapture = capture = Capturing(monkeypatch, model)
+    capture = Capturing(monkeypatch, model, installed)
     capture.running = True
     run(model, "prefill", 40, alone=True)
     assert installed.in_force.batches.captured == (8, 36)
@@ -216,13 +205,5 @@ def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):
     switch(installed, None, reporter)
     assert [allows_graph(rows) for rows in (1, 2, 7, 9)] == [True, False, False, True]
     assert installed.allows_graph(forward_batch("idle", 0)), "SGLang asks for a batch without requests too"
-    capture.model.logits = torch.randn(8, EXPERTS)
-    capture.model.forward(None, None, forward_batch("decode", 8))
-    assert [routed is None for routed in capture.model.routed] == [True, True]
-
-
-def test_the_log_has_the_seconds(serve, reporter, caplog):
-    installed, _ = serve(POLICIES["xshare by add"])
-    with caplog.at_level(logging.INFO):
-        switch(installed, schedule(POLICIES["lynx-lat"]), reporter)
-    assert "(graphs captured again in 0." in caplog.text
+    run(capture.model, "decode", 8)
+    assert capture.model.routed == [None, None]

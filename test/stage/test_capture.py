@@ -15,6 +15,7 @@ from stage.fake import (
     Gather,
     Model,
     RefuseHostData,
+    flags,
     forward_batch,
     gathered_batches,
     outcomes,
@@ -37,20 +38,13 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_step_never_waits_for_the_device(name, attach, tmp_path):
+def test_step_never_waits_for_the_device(name, build, tmp_path):
     """Fake tensors have no data: whatever would bring a value to the host, or a shape that depends on one, raises."""
-    model = Model(2)
-    layers = {"1": {"policy": "vanilla"}} if name == "xshare" else {}
-    config = {**POLICIES[name], "layers": layers, "phases": ["verify"]}
-    policy = name.split()[0]
+    layers, policy = {"1": {"policy": "vanilla"}} if name == "xshare" else {}, name.split()[0]
+    asked = flags(policy, **POLICIES[name], layers=layers, phases=["verify"])
     with FakeTensorMode(allow_non_fake_inputs=True):
-        installed = attach(
-            model,
-            expert_policy=policy,
-            expert_policy_config=config,
-            expert_policy_trace=str(tmp_path / "trace"),
-            speculative_algorithm="EAGLE3",
-        )
+        trace = str(tmp_path / "trace")
+        model, installed = build(2, **asked, expert_policy_trace=trace, speculative_algorithm="EAGLE3")
         installed.reads_padding = True
         model.logits = torch.randn(12, EXPERTS)
         with pytest.raises(DataDependentOutputException):
@@ -61,11 +55,10 @@ def test_step_never_waits_for_the_device(name, attach, tmp_path):
     assert model.routed[0][1].shape == (12, 6 if policy == "oea" else TOP_K)
 
 
-def test_step_of_many_ranks_never_waits_for_the_device(attach, monkeypatch):
+def test_step_of_many_ranks_never_waits_for_the_device(build, monkeypatch):
     """Data-parallel attention: only the mask tells that a rank is idle, or has fewer requests than others."""
-    model = Model(2)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        attach(model, **XSHARE, speculative_algorithm="EAGLE3")
+        model, _ = build(2, **XSHARE, speculative_algorithm="EAGLE3")
         batches = gathered_batches("verify", [2, 1, 0], draft_tokens=4)
         monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
         model.logits = torch.randn(24, EXPERTS)
@@ -75,11 +68,10 @@ def test_step_of_many_ranks_never_waits_for_the_device(attach, monkeypatch):
             assert model.routed[0][1].shape == (24, TOP_K)
 
 
-def test_a_step_counts_where_the_one_before_did(attach, monkeypatch, tmp_path):
+def test_a_step_counts_where_the_one_before_did(build, monkeypatch, tmp_path):
     """A replay writes to the tensors of its capture, also after a report, a comparison and a switch."""
     monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)  # as on a GPU
-    model = Model(1)
-    installed = attach(model, **XSHARE, tp_size=2, expert_policy_trace=str(tmp_path / "trace"))
+    model, installed = build(1, **XSHARE, tp_size=2, expert_policy_trace=str(tmp_path / "trace"))
     trace, agreement = installed.trace, installed.agreement
     agreement._gather = lambda own, ranks: own.repeat(ranks)
     written = []

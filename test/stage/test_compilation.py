@@ -56,11 +56,12 @@ def test_programs_that_meet_compile(experts, monkeypatch):
 @pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_kind_of_plan_compiles(plan, experts):
-    """In one program, and in several that meet."""
+    """In one program, in several that meet, and, of three kinds, in a launch for each phase."""
     tokens_per_request = 4 if PLANS[plan].add_per_request else 1
-    for rows in (8, MANY_ROWS):
-        with compiling():
-            run_steps(experts, "cpu", PLANS[plan], rows, tokens_per_request=tokens_per_request)
+    for rows, together in ((8, True), (MANY_ROWS, True), (MANY_ROWS, False)):
+        if together or plan in ("xshare", "lynx-acc", "moe-spec"):
+            with compiling(together=together):
+                run_steps(experts, "cpu", PLANS[plan], rows, tokens_per_request=tokens_per_request)
 
 
 @pytest.mark.long
@@ -69,14 +70,6 @@ def test_masked_logits_compile(experts):
     for rows in (8, MANY_ROWS):
         with compiling():
             run_steps(experts, "cpu", rows=rows, slots=MASKED)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("experts", EXPERTS)
-@pytest.mark.parametrize("plan", ["xshare", "lynx-acc", "moe-spec"])
-def test_a_launch_a_phase_compiles(plan, experts):
-    with compiling(together=False):
-        run_steps(experts, "cpu", PLANS[plan], MANY_ROWS)
 
 
 @pytest.mark.long

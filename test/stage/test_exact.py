@@ -1,6 +1,7 @@
 """Exact requests in the stage: which are, in which rows of a step they lie, and what a captured graph reads of them."""
 
 import gc
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.record.counters import EXACT
 from sglang_xshare.stage.step import read_key, read_step
-from sglang_xshare.stage.switch import check_graphs, make_next
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, run, runner
+from sglang_xshare.stage.switch import make_next
+from stage.fake import TOP_K, XSHARE, forward, forward_batch, gathered_batches, run
 
 NO_RULE = Rule()
 SCHEDULER = SimpleNamespace(enable_hicache_storage=False, metrics_reporter=None)
@@ -60,6 +61,13 @@ def begin(exact: Exact, batch: SimpleNamespace, ranks: Ranks | None = None) -> N
 def admit(exact: Exact, *reqs: Req, rule: Rule = NO_RULE) -> None:
     for req in reqs:
         exact.admit(req, rule)
+
+
+def arrive(*reqs: Req) -> Sequence[Req]:
+    """Requests, once a scheduler has got them."""
+    for req in reqs:
+        hooks.admit(SCHEDULER, req)
+    return reqs
 
 
 def test_a_request_says_it_or_the_rule_does():
@@ -115,18 +123,13 @@ def test_a_streaming_session_stays_exact_or_is_refused():
     assert [req.aborted for req in turns] == [None, MIXED_SESSION, None, None, None]
 
 
-def test_a_server_that_can_have_none_answers_why():
-    """Where no front end has checked."""
-    exact, req, other = Exact("cpu", refusal="no slots"), Req("a", "exact"), Req("b")
-    admit(exact, req, other)
-    assert (req.aborted, other.aborted) == ("no slots", None)
-
-
-def test_a_storage_that_is_attached_later_refuses_them():
-    exact, req, other = Exact("cpu"), Req("a", "exact"), Req("b")
+@pytest.mark.parametrize(("refusal", "is_attached", "line"), [("no slots", False, "no slots"), (None, True, ATTACHED)])
+def test_a_server_that_can_have_none_answers_why(refusal, is_attached, line):
+    """Where no front end has checked, and where a storage is attached later."""
+    exact, req, other = Exact("cpu", refusal=refusal), Req("a", "exact"), Req("b")
     for one in (req, other):
-        exact.admit(one, NO_RULE, is_attached=True)
-    assert (req.aborted, other.aborted) == (ATTACHED, None)
+        exact.admit(one, NO_RULE, is_attached)
+    assert (req.aborted, other.aborted) == (line, None)
 
 
 def test_every_row_of_an_exact_request_is_marked():
@@ -209,20 +212,16 @@ def test_ranks_that_route_rows_of_their_own(monkeypatch):
 
 
 @pytest.fixture
-def served(attach):
-    """(model, model runner, stage) under policy."""
-    model = Model(2)
-    attach(model)
-    model_runner = runner(model, **XSHARE)
-    hooks.attach(model_runner)
-    return model, model_runner, hooks._stage
+def served(build):
+    """(model, stage) under policy."""
+    return build(2, **XSHARE)
 
 
 def test_the_stage_reads_no_request_without_an_exact_one(served):
-    _, _, stage = served
-    hooks.admit(SCHEDULER, Req("a"))
+    _, stage = served
+    arrive(Req("a"))
     stage.begin_forward(forward_batch("decode", 1))  # which has no `rids`
-    hooks.admit(SCHEDULER, kept := Req("b", "exact"))
+    arrive(kept := Req("b", "exact"))
     stage.begin_forward(forward_batch("prefill", 7))  # no step
     idle = batch_of([kept])
     idle.rids = None
@@ -237,12 +236,9 @@ def test_the_stage_reads_no_request_without_an_exact_one(served):
 
 
 def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
-    model, model_runner, stage = served
-    reqs = [Req(str(number), "exact" if number % 4 == 0 else None) for number in range(8)]
-    for req in reqs:
-        hooks.admit(SCHEDULER, req)
-    model.logits = torch.randn(8, EXPERTS, generator=torch.Generator().manual_seed(0))
-    model_runner.forward(batch_of(reqs))
+    model, stage = served
+    reqs = arrive(*(Req(str(number), "exact" if number % 4 == 0 else None) for number in range(8)))
+    forward(model, batch_of(reqs))
     marked = torch.tensor([bool(req.expert_policy_exact) for req in reqs])
     vanilla = select(model.logits, VANILLA, Router(TOP_K))
     wanted = select(model.logits, build_plan("xshare", k0=1, add=2), Router(TOP_K), Batch(exact=marked))
@@ -255,58 +251,30 @@ def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
     assert found.exact_rows == 4
     others = wanted.kept_mass[~marked].double().mean()
     assert found.others_kept_mass == pytest.approx(float(others), rel=1e-6)
-    model.logits = model.logits[1:4]
-    model_runner.forward(batch_of(reqs[1:4]))
+    forward(model, batch_of(reqs[1:4]))
     assert stage.acting.counters.totals[:, EXACT].tolist() == [2, 2]
-
-
-def test_a_response_tells_that_no_step_was_changed(served):
-    _, _, stage = served
-    reqs = [Req("a", "exact"), *(Req(str(number)) for number in range(3))]
-    for req in reqs:
-        hooks.admit(SCHEDULER, req)
-    frame = stage.begin_forward(batch_of(reqs))
-    output = SimpleNamespace(expert_policy=stage.end_forward(batch_of(reqs), frame))
-    for req in reqs:
-        hooks.count(req, output)
-    exact, other = (req.customized_info["expert_policy"][0:1][0] for req in reqs[:2])
-    assert other == {"policy": "xshare:k0=1,add=2", "steps": 1, "of": 1}
-    assert exact == other | {"steps": 0, "exact": True}
 
 
 def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
     """Else who arrives in between would be under the policy once it is back."""
-    _, _, stage = served
-
-    def arrive(rid):
-        hooks.admit(SCHEDULER, req := Req(rid))
-        return req.expert_policy_exact
-
-    def switch(schedule):
-        latter = make_next(stage, schedule)
-        check_graphs(stage, latter)
-        stage.in_force = latter
-
+    _, stage = served
     policy = {"k0": 1, "add": 2}
-    switch(build_schedule("xshare", policy | {"exact": {"default": True}}, speculative=False))
-    assert arrive("a")
-    switch(None)
-    assert arrive("b")
-    switch(build_schedule("xshare", policy, speculative=False))
-    assert not arrive("c")
+    for keys, is_exact in ((policy | {"exact": {"default": True}}, True), (None, True), (policy, False)):
+        stage.in_force = make_next(stage, keys and build_schedule("xshare", keys, speculative=False))
+        [req] = arrive(Req(str(keys)))
+        assert bool(req.expert_policy_exact) == is_exact
 
 
 @pytest.mark.parametrize("low_first", [False, True])
-def test_priorities_have_the_servers_order(low_first, attach):
-    stage = attach(Model(1), **XSHARE, schedule_low_priority_values_first=low_first)
+def test_priorities_have_the_servers_order(low_first, build):
+    _, stage = build(1, **XSHARE, schedule_low_priority_values_first=low_first)
     stage.exact.admit(req := Req("a", priority=3), Rule(priority=10))
     assert bool(req.expert_policy_exact) == low_first
 
 
-def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
+def test_no_row_is_exact_where_the_server_refuses(build, monkeypatch):
     """Also where a graph would read the flags."""
-    model = Model(1)
-    stage = attach(model, device="meta", **XSHARE)
+    model, stage = build(1, device="meta", **XSHARE)
     for exact, reads in ((Exact("cpu", refusal="no slots"), False), (Exact("cpu"), True)):
         exact._written = [0]
         stage.exact = exact

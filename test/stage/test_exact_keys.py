@@ -49,11 +49,3 @@ def test_a_routing_key_says_it_where_a_front_end_drops_the_body(routing_key, sai
         req.routing_key = routing_key
         admit(exact, req, rule=Rule(default=default))
         assert bool(req.expert_policy_exact) == (default if is_exact is None else is_exact)
-
-
-def test_a_server_without_exact_requests_refuses_a_routing_key_that_asks_for_one():
-    exact = Exact("cpu", refusal="none here")
-    req = Req("a")
-    req.routing_key = "expert_policy=exact"
-    admit(exact, req)
-    assert req.aborted == "none here"

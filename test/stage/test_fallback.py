@@ -12,10 +12,9 @@ from sglang_xshare import hooks
 from sglang_xshare.live.control import Checked, Control
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.stage.stage import LastSwitch
-from sglang_xshare.stage.step import StepKey
 from sglang_xshare.stage.switch import make_next
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
+from stage.fake import XSHARE, make_reporter, run
 from stage.switching import PLANS, schedule, switch
 
 WHICH = "ranks [1] have selected other experts than the first"
@@ -26,33 +25,27 @@ class Ended(Exception):
 
 
 @pytest.fixture
-def serve(attach, monkeypatch):
+def serve(build, monkeypatch):
     """Call it with flags for the runner's forward on the first of two ranks; the second differs by `differs`."""
 
     def end() -> None:
         raise Ended
 
-    def start(batches: Batches | None = None, **flags: Any) -> Any:
-        for module in ("stage.reports", "stage.switch", "live.control"):
-            monkeypatch.setattr(f"sglang_xshare.{module}.is_first_rank", lambda: True)
-        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
+    def start(batches: Batches | None = None, **changes: Any) -> Any:
+        monkeypatch.setattr("sglang_xshare.live.control.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.switch.end_server", end)
-        model = Model()
-        attach(model, batches)
-        model_runner = runner(model, **XSHARE | flags, tp_size=2)
-        hooks.attach(model_runner)
-        served = SimpleNamespace(model=model, stage=hooks._stage, reports=hooks._reports, differs=[])
-        served.stage.agreement._gather = lambda own, ranks: torch.cat([own, own * (1 + len(served.differs))])
+        model, stage = build(3, batches, **XSHARE | changes, tp_size=2)
+        served = SimpleNamespace(stage=stage, reports=hooks._reports, differs=[])
+        stage.agreement._gather = lambda own, ranks: torch.cat([own, own * (1 + len(served.differs))])
         served.reports.reporter = make_reporter(current_scheduler_metrics_enabled=False)
 
         def decode() -> list[bool]:
             """A step; whether each layer selects."""
-            model.logits = torch.randn(8, EXPERTS)
-            model_runner.forward(forward_batch("decode", 8))
+            run(model, "decode", 8)
             return [routed is not None for routed in model.routed]
 
         def post(keys: dict[str, Any]) -> None:
-            stage, control = served.stage, Control(served.reports, SimpleNamespace())
+            control = Control(served.reports, SimpleNamespace())
             latter = make_next(stage, schedule(keys), Rule())
             control._checked = Checked("1", stage.last_switch.number, latter, False, True, [])
             control.commit("1", stage.last_switch.number + 1)
@@ -128,20 +121,6 @@ def test_a_server_that_is_to_stop_ends_after_that_forward(serve, caplog):
         served.decode()
     assert served.stage.last_switch.number == 0
     assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the server ends"]
-
-
-def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
-    oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
-    served = serve(Batches(captured=(8,)), **oea)
-    served.decode()
-    served.stage.graphs.assign_for_capture(StepKey("decode", 8), served.stage.in_force)
-    assert allows_graph(8)
-    served.differs = [1]
-    served.decode()
-    assert served.stage.in_force.given["policy"] == "vanilla"
-    assert not allows_graph(8)
-    assert allows_graph(16), "no graph has been captured for so many"
-    assert served.decode() == [False] * 3
 
 
 def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplog):

@@ -1,51 +1,30 @@
 """What is wrapped around SGLang's own calls: when a stage hears of them, and what the caller gets."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_xshare import hooks
 from sglang_xshare.stage.forward import wrap_router
-from stage.fake import EXPERTS, XSHARE, Model, forward_batch, run, runner
+from stage.fake import XSHARE, forward_batch, replay, run
 
 
-def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
+def test_ranks_compare_after_forwards_that_the_model_does_not_see(build):
     """A captured graph's replay passes the model runner alone."""
-    model = Model()
-    model.logits = torch.randn(4, EXPERTS)
-    attach(model)
-    model_runner = runner(model, **XSHARE, tp_size=2)
-    replayed = forward_batch("decode", 4)
-    model_runner.forward = lambda batch: "replayed" if batch is replayed else model.forward(None, None, batch)
-    hooks.attach(model_runner)
+    model, installed = build(**XSHARE, tp_size=2)
     compared: list[int] = []
 
     def gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
         compared.append(int(own))
         return own.repeat(ranks)
 
-    hooks._stage.agreement._gather = gather
-    assert model_runner.forward(forward_batch("decode", 4)) == "output"
+    installed.agreement._gather = gather
+    run(model, "decode", 4)
     assert len(compared) == 1
     assert compared[0] != 0, "after what was selected in this forward was counted"
-    assert model_runner.forward(replayed) == "replayed"
+    replay(forward_batch("decode", 4))
     assert len(compared) == 2
-
-
-def test_no_frame_outlives_its_forward(attach):
-    """SGLang asks whether the next batch may replay a graph before that forward: the answer is not the last frame's."""
-    model = Model()
-    model.logits = torch.randn(4, EXPERTS)
-    attach(model)
-    model_runner = runner(model, **XSHARE)
-    hooks.attach(model_runner)
-    for model.error in (None, RuntimeError("out of memory")):
-        with pytest.raises(RuntimeError, match="out of memory") if model.error else nullcontext():
-            model_runner.forward(forward_batch("decode", 4))
-        assert hooks._stage.current_frame.frame is None
 
 
 @pytest.mark.parametrize(("has_layer", "is_among_ranks"), [(True, True), (False, True), (True, False)])
@@ -63,14 +42,13 @@ def test_a_router_without_rows_selects_with_the_others_before_it_answers(has_lay
     assert order == [*joined, (("cpu",), {"layer_id": 3})]
 
 
-def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(attach):
-    """Also where a compiled call is kept for its plan."""
-    model = Model(2)
-    attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3})
+def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(build):
+    """Also where a compiled call is kept for its plan: from 8 to 15 rows xshare has one."""
+    model, _ = build(2, **XSHARE)
     for _ in range(2):
-        run(model, "decode", 8)
-    with pytest.raises(RuntimeError, match=r"MoE layer 0: router rows must be 6 \(got 8\)"):
-        model.forward(None, None, forward_batch("decode", 6))
-    model.logits = model.logits[:6]
-    with pytest.raises(RuntimeError, match=r"MoE layer 0: router rows must be 8 \(got 6\)"):
-        model.forward(None, None, forward_batch("decode", 8))
+        run(model, "decode", 12)
+    with pytest.raises(RuntimeError, match=r"MoE layer 0: router rows must be 10 \(got 12\)"):
+        model.forward(None, None, forward_batch("decode", 10))
+    model.logits = model.logits[:10]
+    with pytest.raises(RuntimeError, match=r"^MoE layer 0: router rows must be 12 \(got 10\)$"):
+        model.forward(None, None, forward_batch("decode", 12))

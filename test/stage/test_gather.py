@@ -14,12 +14,11 @@ from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
+from sglang_xshare.stage.step import Step, StepKey, read_key
 from sglang_xshare.stage.switch import check_graphs, make_next, refresh
 from sglang_xshare.start import start as start_in
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config, Model, bind, forward_batch, make_stage, put_in_step, runner
-from stage.ranks import Load
 
 GATHER = "sglang_xshare.stage.gather.all_gather"
 
@@ -62,13 +61,6 @@ def test_a_rank_without_rows_takes_part_in_the_step_of_the_others(gather, monkey
     assert len(sent) == (gather is not None)
 
 
-def test_a_rank_by_itself_reads_its_own_rows():
-    load = Load((3, 1))
-    steps = [read_step(batch, False, Ranks(rank, 2, 1, EXPERTS, False)) for rank, batch in enumerate(load.batches(1))]
-    assert [step.batch.valid.tolist() for step in steps] == [[True] * 3, [True, False, False]]
-    assert [(step.rows, step.gather) for step in steps] == [(3, None), (3, None)]
-
-
 @pytest.mark.parametrize(("share", "requests", "rows"), [(1, (3, 1), 3), (2, (3, 1), 2), (2, (1, 8), 4), (4, (5,), 2)])
 def test_a_rank_by_itself_replays_the_graph_of_the_longest(share, requests, rows):
     """Which SGLang pads its rows to, once it has found the graph."""
@@ -80,19 +72,6 @@ def test_a_rank_by_itself_replays_the_graph_of_the_longest(share, requests, rows
         if len(requests) == 1:  # one rank of attention exchanges no numbers of rows
             batch.global_num_tokens_cpu = None
             assert read_key(batch, alone) == StepKey("decode", rows)
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_no_rank_selects_while_one_prefills(together):
-    batches = Load((3, 1), prefills=(1,)).batches(1)
-    assert [read_step(batch, False, Ranks(0, 2, 1, EXPERTS, together)) for batch in batches] == [None, None]
-
-
-def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
-    """As where tensor-parallel ranks divide them, which is refused at start-up."""
-    batch = Load((1, 1), "verify", 3).batches(2)[0]
-    with pytest.raises(RuntimeError, match="3 draft tokens"):
-        read_step(batch, False, Ranks(0, 4, 2, EXPERTS, False))
 
 
 def test_a_router_with_other_rows_than_the_step_is_an_error():

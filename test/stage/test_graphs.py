@@ -11,7 +11,7 @@ from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, ModelForward
+from sglang_xshare.stage.frame import Assignment, Frame, ModelForward
 from sglang_xshare.stage.graphs import Graphs, describe_misfits
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.lane import Lane, make_lanes
@@ -20,17 +20,14 @@ from sglang_xshare.stage.record.counters import Counters
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config
+from stage.fake import EXPERTS, Config, Model, bind
 
 ROWS = (1, 2, 4, 16)
 MASS = NUMBERS.index("mass")
 BATCHES = Batches(captured=ROWS)
 TIGHT = {"policy": "xshare", "k0": 1, "add": 1}
-
-
-@pytest.fixture(autouse=True)
-def _scaling(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
+STATIC = {"policy": "moe-spec", "phases": ["decode"], "budget": 4, "ranking": "static", "order": [*range(EXPERTS)]}
+VANILLA = {"policy": "vanilla"}
 
 
 def make_plans(keys: dict[str, Any]) -> InForce:
@@ -39,16 +36,10 @@ def make_plans(keys: dict[str, Any]) -> InForce:
     return InForce(schedule, BATCHES, lanes=make_lanes(schedule, Lane(None, Counters(2, "cpu"))))
 
 
-def make_layers(count: int) -> list[Layer]:
-    """Layers of one stage."""
-    current_frame = CurrentFrame()
-    return [Layer(number, Config(), None, current_frame=current_frame, index=number) for number in range(count)]
-
-
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
     """Graphs of every size, as the stage captures them: each once eagerly, then recorded."""
     graphs, plans = Graphs(), make_plans(keys)
-    layers = make_layers(num_layers)
+    layers = bind(Model(num_layers))
     for rows in ROWS:
         run(graphs, plans, layers, Step("decode", rows, Batch()))
         record(graphs, plans, layers, rows)
@@ -83,6 +74,13 @@ def capture_anew(graphs: Graphs, plans: InForce, layers: list[Layer]) -> dict[tu
     return found
 
 
+def follow(graphs: Graphs, plans: InForce) -> None:
+    """A switch that every graph follows."""
+    changes = graphs.find_changes(plans)
+    assert not changes.misfits
+    graphs.follow(changes)
+
+
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
     """The numbers that each graph's kernels would read, by layer and rows."""
     return {
@@ -98,15 +96,14 @@ def test_numbers_are_written_for_every_layer_and_size():
     assert graphs.selecting == [2, 4, 16]
     wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_rows": {"4": {"k0": 3}}}
     plans = make_plans(wanted)
-    assert not graphs.find_changes(plans).misfits
-    graphs.follow(graphs.find_changes(plans))
+    follow(graphs, plans)
     opened = open_up(former.find(layers[0], StepKey("decode", 2)).plan, layers[0].router)
     for (layer_id, rows), numbers in read(graphs).items():
         plan = plans.find(layers[layer_id], StepKey("decode", rows)).plan
         # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
         assert (plan is None) == (layer_id == 0 and rows == 2)
         assert numbers == encode(plan or opened).tolist()
-    graphs.follow(graphs.find_changes(former))
+    follow(graphs, former)
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
@@ -114,8 +111,7 @@ def test_numbers_are_written_for_every_layer_and_size():
 def test_graphs_of_bare_xshare_follow_to_its_presets(mass):
     graphs, _, _ = capture({"policy": "xshare"})
     plans = make_plans({"policy": "xshare", "k0": 1, "mass": mass})
-    assert not graphs.find_changes(plans).misfits
-    graphs.follow(graphs.find_changes(plans))
+    follow(graphs, plans)
     assert read(graphs) == read(capture({"policy": "xshare", "k0": 1, "mass": mass})[0])
 
 
@@ -127,10 +123,9 @@ def test_each_graph_has_the_share_of_its_own_rows():
     graphs, former, _ = capture({"policy": "xshare"})
     assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
     plans = make_plans({"policy": "xshare", "mass": "careful", "by_rows": {"4": {"mass": 0.5}}})
-    assert not graphs.find_changes(plans).misfits
-    graphs.follow(graphs.find_changes(plans))
+    follow(graphs, plans)
     assert shares(graphs) == {2: 0.93, 4: 0.5, 16: 0.97}
-    graphs.follow(graphs.find_changes(former))
+    follow(graphs, former)
     assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
 
 
@@ -142,32 +137,12 @@ def test_each_graph_has_the_share_of_its_own_rows():
         (TIGHT, {"policy": "xshare", "k0": 1, "mass": 0.5}, "graphs of 2, 4, 16 rows: mass = 0.5"),
         (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows: kmax = 6"),
         (TIGHT, {"policy": "pruned", "k0": 1}, "graphs of 2, 4, 16 rows: coverage = 'own'"),
-        ({"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "vanilla"}, "kmax = 6 columns"),
+        ({"policy": "oea", "k0": 2, "kmax": 6}, VANILLA, "kmax = 6 columns"),
         (TIGHT | {"min_rows": 4}, TIGHT, "graphs of 2 rows: captured without a selection"),
-        (
-            TIGHT | {"layers": {"1": {"policy": "vanilla"}}},
-            TIGHT,
-            "graphs of 2, 4, 16 rows: captured without a selection",
-        ),
+        (TIGHT | {"layers": {"1": VANILLA}}, TIGHT, "graphs of 2, 4, 16 rows: captured without a selection"),
         (TIGHT, {"policy": "observe"}, "the plans that observe compares have changed since the capture"),
         ({"policy": "observe"}, TIGHT, "the plans that observe compares have changed since the capture"),
-        (
-            {
-                "policy": "moe-spec",
-                "phases": ["decode"],
-                "budget": 4,
-                "ranking": "static",
-                "order": list(range(EXPERTS)),
-            },
-            {
-                "policy": "moe-spec",
-                "phases": ["decode"],
-                "budget": 5,
-                "ranking": "static",
-                "order": list(range(EXPERTS)),
-            },
-            "the captured plan's numbers are fixed, because no buffer holds them",
-        ),
+        (STATIC, STATIC | {"budget": 5}, "the captured plan's numbers are fixed, because no buffer holds them"),
     ],
 )
 def test_what_graphs_cannot_follow_is_told_by_size(started, wanted, line):
@@ -180,30 +155,19 @@ def test_what_graphs_cannot_follow_is_told_by_size(started, wanted, line):
     assert not graphs.find_changes(former).misfits
 
 
-def test_a_plan_that_is_part_of_the_graphs_may_come_back():
-    """Under paging vanilla may be switched to, since its graphs are not replayed then."""
-    static = {"policy": "moe-spec", "phases": ["decode"], "budget": 4, "ranking": "static", "order": [*range(EXPERTS)]}
-    graphs, captured, _ = capture(static)
-    graphs.follow(graphs.find_changes(make_plans({"policy": "vanilla"})))
-    assert not graphs.find_changes(captured).misfits
-    graphs.follow(graphs.find_changes(captured))
-
-
 def test_vanilla_and_back_by_numbers_alone():
     graphs, former, layers = capture(TIGHT)
-    vanilla = make_plans({"policy": "vanilla"})
-    assert not graphs.find_changes(vanilla).misfits
-    graphs.follow(graphs.find_changes(vanilla))
+    vanilla = make_plans(VANILLA)
+    follow(graphs, vanilla)
     opened = open_up(make_plans(TIGHT).find(layers[0], StepKey("decode", 16)).plan, layers[0].router)
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
-    assert not graphs.find_changes(former).misfits
-    graphs.follow(graphs.find_changes(former))
+    follow(graphs, former)
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
 @pytest.mark.parametrize(
     "wanted",
-    [{"policy": "xshare", "k0": 1, "add": 0}, {"policy": "xshare", "k0": 1, "add": 24}, {"policy": "vanilla"}],
+    [{"policy": "xshare", "k0": 1, "add": 0}, {"policy": "xshare", "k0": 1, "add": 24}, VANILLA],
     ids=["without a step", "nothing to change in small batches", "vanilla"],
 )
 def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
@@ -211,14 +175,13 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     graphs, former, layers = capture(TIGHT)
     selecting = graphs.selecting
     plans, more = make_plans(wanted), make_plans({"policy": "xshare", "k0": 1, "add": 6})
-    graphs.follow(graphs.find_changes(plans))
+    follow(graphs, plans)
     numbers = read(graphs)
     for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
         assert plan is former.find(layers[layer_id], StepKey("decode", rows)).plan
     assert (read(graphs), graphs.selecting) == (numbers, selecting)
     for follower in (more, former):
-        assert not graphs.find_changes(follower).misfits
-        graphs.follow(graphs.find_changes(follower))
+        follow(graphs, follower)
         plans = follower
     assert read(graphs) == read(capture(TIGHT)[0])
 
@@ -238,7 +201,7 @@ def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
 def test_an_estimate_is_written_where_a_plan_asks_for_one():
     """And what is in force says which: also after a switch, and in no graph that a number of its own was written to."""
     keys = {"k0": 1, "add": 1, "acceptance": "auto"}
-    layers = make_layers(2)
+    layers = bind(Model(2))
     step, graphs = Step("verify", 4, Batch(tokens_per_request=4)), Graphs()
 
     def make(**more: Any) -> InForce:
@@ -275,7 +238,7 @@ def test_what_an_eager_step_left_is_made_anew():
     graphs, former, layers = Graphs(), make_plans(TIGHT), [Layer(0, Config(), None)]
     run(graphs, former, layers, Step("decode", 16, Batch()))
     plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
-    graphs.follow(graphs.find_changes(plans))
+    follow(graphs, plans)
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
     assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16)).plan).tolist()}
@@ -319,22 +282,22 @@ def test_without_graphs_every_switch_is_free():
     assert not Graphs().find_changes(make_plans({"policy": "observe"})).misfits
 
 
-@pytest.mark.parametrize("started", [{"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "observe"}])
+@pytest.mark.parametrize("started", [{"policy": "oea", "k0": 2, "kmax": 6}, STATIC, {"policy": "observe"}])
 def test_to_vanilla_a_graph_that_cannot_follow_goes_stale(started):
     """And it follows again once the policy comes back, since what it launches was not touched."""
     graphs, former, _ = capture(started)
     numbers, stale = read(graphs), {StepKey("decode", rows) for rows in graphs.selecting}
-    graphs.follow(graphs.find_changes(make_plans({"policy": "vanilla"})))
+    graphs.follow(graphs.find_changes(make_plans(VANILLA)))
     assert graphs.stale == stale
     assert read(graphs) == numbers
-    graphs.follow(graphs.find_changes(former))
+    follow(graphs, former)
     assert not graphs.stale
 
 
 def test_a_stale_graph_that_is_captured_anew_is_vanilla():
     """As in a weight update: it does what is in force, and may be replayed."""
     graphs, _, layers = capture({"policy": "observe"})
-    vanilla = make_plans({"policy": "vanilla"})
+    vanilla = make_plans(VANILLA)
     graphs.follow(graphs.find_changes(vanilla))
     for rows in ROWS:
         assert [assignment.plan for assignment in record(graphs, vanilla, layers, rows)] == [None] * 2

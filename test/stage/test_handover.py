@@ -16,7 +16,7 @@ from sglang_xshare.stage.handover import Offer
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
-from stage.fake import EXPERTS, TOP_K, XSHARE, Config, Model, put_in_step, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Config, put_in_step, run
 
 ROWS = 6
 PLAN = build_plan("xshare", k0=1, add=2)
@@ -36,7 +36,6 @@ class Upstream:
 @pytest.fixture(autouse=True)
 def _start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test hands alignments over as a server does."""
-    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(handover, "is_prebuilt", True)
     handover.taken.clear()
 
@@ -138,14 +137,17 @@ def test_the_storage_of_ids_is_not_used_again_while_they_are_offered():
     assert model_forward.offer is not None
 
 
-def test_a_layer_offers_the_alignment_of_its_ids(aligns):
-    layer = make_layer()
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_layer_offers_the_alignment_of_its_ids(aligns, shared):
+    """A fused shared expert has blocks of its own."""
+    groups = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2} if shared else {}
+    layer = make_layer(Config(TOP_K + shared, num_fused_shared_experts=shared, **groups))
     for seed in range(3):
-        ids = route(layer, seed)
-        found, calls = align(layer.model_forward, ids)
-        assert calls == 0
+        ids = route(layer, seed, TOP_K + shared)
+        found, calls = align(layer.model_forward, ids, experts=EXPERTS + shared)
+        assert (calls, ids.shape) == (0, (ROWS, TOP_K + shared))
+        assert len(found[1]) == count_blocks(EXPERTS + shared, ids.numel())
         check_alignment(Alignment(*found), ids)
-        assert len(found[1]) == count_blocks(EXPERTS, ids.numel())
 
 
 def test_layers_can_be_kept_from_handing_over(aligns):
@@ -155,16 +157,6 @@ def test_layers_can_be_kept_from_handing_over(aligns):
     assert layer.model_forward.offer is None
     handover.is_prebuilt = True
     assert align(layer.model_forward, route(layer))[1] == 0
-
-
-def test_shared_experts_have_blocks_of_their_own(aligns):
-    config = Config(TOP_K + 1, num_fused_shared_experts=1, use_grouped_topk=True, num_expert_group=4, topk_group=2)
-    layer = make_layer(config)
-    ids = route(layer, topk=TOP_K + 1)
-    assert ids.shape == (ROWS, TOP_K + 1)
-    found, calls = align(layer.model_forward, ids, experts=EXPERTS + 1)
-    assert (calls, len(found[1])) == (0, count_blocks(EXPERTS + 1, ids.numel()))
-    check_alignment(Alignment(*found), ids)
 
 
 def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
@@ -211,11 +203,10 @@ def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     assert not layer.offers.untaken
 
 
-def test_a_forward_leaves_no_offer(aligns, attach):
+def test_a_forward_leaves_no_offer(aligns, build):
     """An offer that no runner takes keeps tensors until the forward ends, also when an exception ends it."""
-    model = Model()
-    current_frame = attach(model, **XSHARE).current_frame
-    offers = []
+    (model, installed), offers = build(**XSHARE), []
+    current_frame = installed.current_frame
 
     class Failed(Exception):
         pass

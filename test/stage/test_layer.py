@@ -1,34 +1,18 @@
 """A layer under policy: upstream's routers read, and upstream's own result at full budget."""
 
-from functools import cache
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from served.release import LATEST, interpret, older_releases_take_long, run_script
+from served.release import LATEST, older_releases_take_long
 from sglang_xshare.types import SCORINGS
 from sglang_xshare.upstream import router as stage_router
 from sglang_xshare.upstream.router import read_router
+from stage.fake import Config
 
-
-def config(**changes: Any) -> SimpleNamespace:
-    plain = {
-        "top_k": 8,
-        "scoring_func": "softmax",
-        "renormalize": True,
-        "correction_bias": None,
-        "use_grouped_topk": False,
-        "num_expert_group": None,
-        "topk_group": None,
-        "custom_routing_function": None,
-        "num_fused_shared_experts": 0,
-    }
-    return SimpleNamespace(**plain | changes)
-
-
+config = partial(Config, top_k=8)
 GROUPED = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
 BIAS = torch.zeros(64)
 
@@ -74,7 +58,7 @@ def test_a_shared_expert_without_groups(scoring, monkeypatch):
     assert read_router(shared).top_k == 8
     for changes in ({"scoring_func": "softmax", "correction_bias": None}, {"renormalize": False}):
         with pytest.raises(ValueError, match=r"^1 fused shared experts in a router that is ungrouped"):
-            read_router(SimpleNamespace(**vars(shared) | changes))
+            read_router(replace(shared, **changes))
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: False)
     with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\)"):
         read_router(shared)
@@ -99,70 +83,28 @@ def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):
     assert read_router(config(correction_bias=BIAS, **GROUPED)).renormalize
 
 
-@cache
-def compare(tree: Path) -> dict[str, dict[str, Any]]:
-    """What `compare_routing.py` found on a release, by router."""
+def is_refused(router: str) -> bool:
+    return "shared" in router and not ("grouped" in router and "renormalizing" in router)
+
+
+def has_no_reference(release: str, router: str) -> bool:
+    """Before 0.5.22 upstream's torch routers do not implement it without the stage either."""
+    return release != LATEST and "plain" in router and "scaled-on-output" in router
+
+
+@older_releases_take_long
+def test_full_budget_is_upstreams_own_routing(release, ask):
+    """Ids as sets, weights to 1e-5, for vanilla, xshare and oea at full budget, and for kmax all columns' scaling.
+    Shared experts are served in grouped routers that renormalize, and in no other.
+    """
     # Upstream compiles its torch routers, which takes a minute; here they run eagerly.
-    lines = run_script(Path(__file__).with_name("compare_routing.py"), interpret(tree))
-    return {line.pop("router"): line for line in lines}
-
-
-PLAIN = [f"plain {scoring}{biased}" for scoring in SCORINGS for biased in ("", " biased")]
-OWN = [
-    f"{model}{renormalizing}"
-    for model in ("AFMoE", "Cohere 2", "InternS1-Pro")
-    for renormalizing in (" renormalizing", "")
-] + ["Gemma 4", "Llama 4"]
-"""Routing functions of models' own."""
-SERVED = [
-    f"{router}{renormalizing}{scaled}"
-    for router in PLAIN
-    for renormalizing in (" renormalizing", "")
-    for scaled in ("", " scaled-later")
-] + [
-    f"{router}{renormalizing}{scaled}"
-    for router in ("grouped softmax", "grouped softmax biased", "grouped sigmoid", "grouped sigmoid biased")
-    for renormalizing in (" renormalizing", "")
-    for scaled in ("", " scaled-later", " scaled-on-output")
-]
-SHARED = [
-    f"{router} renormalizing {scaled} shared"
-    for router in ("grouped softmax", "grouped softmax biased", "grouped sigmoid", "grouped sigmoid biased")
-    for scaled in ("scaled-later", "scaled-on-output")
-]
-PLAIN_SCALED_ON_OUTPUT = [
-    f"{router}{renormalizing} scaled-on-output" for router in PLAIN for renormalizing in (" renormalizing", "")
-]
-
-
-@older_releases_take_long
-def test_full_budget_is_upstreams_own_routing(release, patched_release):
-    """Ids as sets, weights to 1e-5, for vanilla, xshare and oea at full budget, and for kmax all columns' scaling."""
-    found = compare(patched_release(release))
-    wrong = [
-        (router, found[router])
-        for router in SERVED + SHARED + OWN
-        if found[router].get("rows_apart") != 0 or max(found[router]["error"], found[router]["wider"]) > 1e-5
-    ]
-    assert wrong == []
-
-
-@older_releases_take_long
-def test_scaling_of_plain_routers_on_output(release, patched_release):
-    """From 0.5.22 on as upstream does; before, its torch routers do not implement it without the stage either."""
-    found = compare(patched_release(release))
-    for router in PLAIN_SCALED_ON_OUTPUT:
-        if release == LATEST:
-            assert found[router]["rows_apart"] == 0
-            assert found[router]["error"] <= 1e-5
+    found = {line["router"]: line for line in ask("compare_routing.py", release)}
+    refused = {router: line["refused"] for router, line in found.items() if is_refused(router)}
+    assert (len(found), len(refused)) == (10 * 2 * 5 + 8, 32)
+    assert all("shared experts" in reason for reason in refused.values())
+    for router in found.keys() - refused:
+        if has_no_reference(release, router):
+            assert found[router]["raised"] == "AssertionError: Not implemented", router
         else:
-            assert found[router] == {"raised": "AssertionError: Not implemented"}
-
-
-@older_releases_take_long
-def test_every_other_router_is_refused(release, patched_release):
-    found = compare(patched_release(release))
-    others = found.keys() - set(SERVED + SHARED + OWN + PLAIN_SCALED_ON_OUTPUT)
-    assert len(others) == 32
-    for router in others:
-        assert "shared experts" in found[router]["refused"]
+            assert found[router].get("rows_apart") == 0, (router, found[router])
+            assert max(found[router]["error"], found[router]["wider"]) <= 1e-5, (router, found[router])

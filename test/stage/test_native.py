@@ -1,30 +1,23 @@
 """Upstream's native MoE loop as the queue leaves it: repeated ids of a row, and ids of -1."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+
+from stage.contracts import run_native
 
 EXPERTS, HIDDEN, WIDTH, ROWS, TOP_K = 8, 6, 4, 5, 3
 
 
-@pytest.fixture(scope="module")
-def run():
+W1, W2 = (
+    torch.randn(EXPERTS, *shape, generator=torch.Generator().manual_seed(0))
+    for shape in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
+)
+
+
+def run(rows, ids, weights, first=0, count=EXPERTS):
     """The loop over experts `first` to `first + count`."""
-    from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
-
-    torch.manual_seed(0)
-    up, down = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN), torch.randn(EXPERTS, HIDDEN, WIDTH)
-    config = SimpleNamespace(
-        apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None, gemm1_clamp_limit=None
-    )
-
-    def run(rows, ids, weights, first=0, count=EXPERTS):
-        here = slice(first, first + count)
-        layer = SimpleNamespace(num_experts=EXPERTS, w13_weight=up[here], w2_weight=down[here])
-        return moe_forward_native(layer, rows, (weights, ids, None), config)
-
-    return run
+    here = slice(first, first + count)
+    return run_native(rows, ids, weights, W1[here], W2[here])
 
 
 def make_batch():
@@ -33,14 +26,14 @@ def make_batch():
     return rows, ids, weights
 
 
-def test_ids_with_a_stride(run):
+def test_ids_with_a_stride():
     rows, ids, weights = make_batch()
     strided = torch.stack([ids, torch.full_like(ids, -1)], -1).flatten(1)[:, ::2]
     assert not strided.is_contiguous()
     torch.testing.assert_close(run(rows, strided, weights), run(rows, ids, weights))
 
 
-def test_a_repeated_id_of_weight_0_adds_nothing(run):
+def test_a_repeated_id_of_weight_0_adds_nothing():
     rows, ids, weights = make_batch()
     filled, without = ids.clone(), weights.clone()
     filled[:, 2] = ids[:, 0]
@@ -48,7 +41,7 @@ def test_a_repeated_id_of_weight_0_adds_nothing(run):
     torch.testing.assert_close(run(rows, filled, without), run(rows, ids, without))
 
 
-def test_repeated_ids_add_their_weights(run):
+def test_repeated_ids_add_their_weights():
     rows, ids, weights = make_batch()
     ids[:, 1] = ids[:, 0]
     together = torch.stack([weights[:, 0] + weights[:, 1], torch.zeros(ROWS), weights[:, 2]], 1)
@@ -56,7 +49,7 @@ def test_repeated_ids_add_their_weights(run):
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ranks_that_leave_out_the_experts_of_others_add_up_to_one(run, ranks):
+def test_ranks_that_leave_out_the_experts_of_others_add_up_to_one(ranks):
     rows, ids, weights = make_batch()
     ids[0] = torch.tensor([0, 1, 2])  # of the last rank, no row has any
     ids = ids.clamp(max=EXPERTS - EXPERTS // ranks - 1)
@@ -68,7 +61,7 @@ def test_ranks_that_leave_out_the_experts_of_others_add_up_to_one(run, ranks):
     torch.testing.assert_close(total, run(rows, ids, weights))
 
 
-def test_a_row_without_experts_is_zero(run):
+def test_a_row_without_experts_is_zero():
     rows, ids, weights = make_batch()
     ids[2] = -1
     assert (run(rows, ids, weights)[2] == 0).all()

@@ -8,41 +8,32 @@ from sglang_xshare.stage.layer import DROPPED, FILLED
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import TOP_K, XSHARE, Model, put_in_step, run
+from stage.fake import TOP_K, XSHARE, put_in_step, run
 
 
-def test_padding_is_masked_where_graphs_pad(attach):
-    assert attach(Model(), device="meta", **XSHARE).reads_padding
-    assert attach(Model(), mask_padding_experts=True).reads_padding
-    without = attach(Model(), **XSHARE)
-    assert not without.reads_padding, "a CPU server runs without graphs"
+def test_padding_is_masked_where_graphs_pad(build):
+    """A CPU server runs without graphs."""
+    asked = ({"device": "meta", **XSHARE}, {"mask_padding_experts": True}, XSHARE)
+    assert [build(**flags)[1].reads_padding for flags in asked] == [True, True, False]
 
 
-def test_padding_rows_make_no_expert_active(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
+def test_padding_rows_make_no_expert_active(build):
+    """Each step of a size has its own."""
+    model, installed = build(1, **XSHARE)
     installed.reads_padding = True
-    run(model, "decode", 8, padding=5)
-    weights, ids = model.routed[0]
-    live = set(ids[:3].flatten().tolist())
-    assert set(ids.flatten().tolist()) == live
-    assert weights[3:].eq(0).all()
-    assert installed.acting.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
-
-
-def test_each_step_of_a_size_has_its_own_padding(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    installed.reads_padding = True
+    counted = torch.zeros(2)
     for padding in (5, 2, 0, 7):
         run(model, "decode", 8, padding=padding)
-        weights, _ = model.routed[0]
+        weights, ids = model.routed[0]
+        live = set(ids[: 8 - padding].flatten().tolist())
+        assert set(ids.flatten().tolist()) == live
         assert weights.eq(0).all(1).tolist() == [False] * (8 - padding) + [True] * padding
+        counted += torch.tensor([len(live), 8 - padding])
+    assert installed.acting.counters.totals[0, [2, 4]].tolist() == counted.tolist()
 
 
-def test_masking_alone_keeps_every_rows_own_experts(attach):
-    model = Model(1)
-    attach(model, Batches(always_pad=True), mask_padding_experts=True)
+def test_masking_alone_keeps_every_rows_own_experts(build):
+    model, _ = build(1, Batches(always_pad=True), mask_padding_experts=True)
     run(model, "decode", 8, padding=5)
     weights, ids = model.routed[0]
     top = model.logits.softmax(-1).topk(TOP_K)
@@ -52,9 +43,8 @@ def test_masking_alone_keeps_every_rows_own_experts(attach):
     assert set(ids.flatten().tolist()) == set(ids[:3].flatten().tolist())
 
 
-def test_masking_alone_leaves_steps_of_sizes_without_padding_to_the_model(attach):
-    model = Model(1)
-    attach(model, Batches(captured=(1, 2, 4, 8)), mask_padding_experts=True)
+def test_masking_alone_leaves_steps_of_sizes_without_padding_to_the_model(build):
+    model, _ = build(1, Batches(captured=(1, 2, 4, 8)), mask_padding_experts=True)
     for rows, selects in ((2, False), (4, True), (8, True), (9, False)):
         run(model, "decode", rows)
         assert (model.routed[0] is not None) == selects, rows
@@ -63,12 +53,11 @@ def test_masking_alone_leaves_steps_of_sizes_without_padding_to_the_model(attach
 @pytest.mark.parametrize("written", [-1, 0], ids=["CUDA", "elsewhere"])
 @pytest.mark.parametrize("convention", [FILLED, DROPPED])
 @pytest.mark.parametrize("live", [0, 1, 3])
-def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach, convention, written, live):
+def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(build, convention, written, live):
     """`TopK` with `num_token_non_padded`: SGLang writes -1 to the rows behind, or 0 with weight 0, whatever they hold.
     A fused shared expert's column keeps its weight on CUDA.
     """
-    model = Model(1)
-    installed = attach(model, **XSHARE)
+    model, installed = build(1, **XSHARE)
     installed.reads_padding = True
     (layer,) = installed.layers
     layer.convention = convention

@@ -8,12 +8,12 @@ import torch
 from sglang_xshare import hooks
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
+from stage.contracts import CONFIG, run_native
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, make_schedule, put
 from stage.switching import switch
 
 HIDDEN, WIDTH = 16, 8
-CONFIG = {"apply_router_weight_on_input": False, "activation": "silu", "gemm1_alpha": None, "gemm1_clamp_limit": None}
 
 
 def decide(topk, step, slot_expert, expert_slot, slot_lastuse, src, dst, count):
@@ -77,9 +77,7 @@ class PagedLayer:
             self.spy(kind)
         page_in = held.page_in
         held.page_in = lambda layer, loads: (setattr(self, "paged", self.paged + len(loads)), page_in(layer, loads))
-        plain = SimpleNamespace(**CONFIG, no_combine_keep_router_weight=False)
-        unpaged = SimpleNamespace(num_local_experts=EXPERTS, **whole)
-        self.run_unpaged = lambda rows, weights, ids: moe_forward_native(unpaged, rows, (weights, ids, None), plain)
+        self.run_unpaged = lambda rows, weights, ids: run_native(rows, ids, weights, *whole.values())
         self.dispatch = lambda rows, weights, ids: StandardDispatchOutput(
             hidden_states=rows, hidden_states_scale=None, topk_output=StandardTopKOutput(weights, ids, None)
         )
@@ -127,7 +125,6 @@ class PagedModel(Model):
 def model(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     return PagedModel(monkeypatch)
 
 

@@ -14,7 +14,6 @@ from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.frame import ModelForward
-from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
@@ -22,7 +21,7 @@ from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import Residents
 from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch, runner
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
-from stage.switching import switch
+from stage.switching import Capturing, note_selections, switch
 
 PUBLISHED = {"k0": 1, "add": 2}
 
@@ -48,7 +47,6 @@ def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
 def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
     model = PagedModel()
     stage = put(monkeypatch, model, trace=tmp_path / "trace.jsonl", **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     for step in range(20):
         decode(model, step, 1 + step % 9)
     paged = sum(paging.loads for paging in model.paging)
@@ -163,7 +161,6 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     """A graph is not replayed under plans that could have more experts active than slots."""
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     sizes = 1, 3, 4, 8
 
     def allowed():
@@ -182,27 +179,15 @@ def test_a_switch_keeps_the_bound(monkeypatch):
 
 def capture(monkeypatch, stage, model, rows):
     """A step of so many rows as SGLang captures it: first eagerly, then recorded."""
-    stage.device = "cuda"
     stage.find_batches = lambda _: Batches(tuple(size for size in (1, 2, 4, 8) if size <= rows))
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
-    for recorded in (False, True):
-        monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)
-        decode(model, 0, rows)
+    Capturing(monkeypatch, model, stage).capture(rows, lambda model, rows: decode(model, 0, rows))
     stage.device = "cpu"
 
 
 def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
     """Also where a graph of its size, which is not replayed now, keeps those that it goes on with afterwards."""
-    model, read = PagedModel(), []
+    model, launched = PagedModel(), note_selections(monkeypatch)
     stage = put(monkeypatch, model, **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
-    select_ = Layer.select
-
-    def note(layer, logits, plan, batch, slots=None, tally=None, budgets=None):
-        read.append(plan if budgets is None else tuple(budgets.values.tolist()))
-        return select_(layer, logits, plan, batch, slots, tally, budgets)
-
-    monkeypatch.setattr(Layer, "select", note)
     capture(monkeypatch, stage, model, 8)
     graphs = [kept.buffer for layers in stage.graphs.captured.values() for kept in layers.values()]
     for keys, follows in (
@@ -214,11 +199,11 @@ def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
         switch(stage, make_schedule("xshare", **keys), REPORTER)
         plan = stage.in_force.schedule.plan(0, 8)
         assert allows_graph(8) == follows
-        numbers = tuple(encode(plan).tolist())
-        assert all((tuple(buffer.values.tolist()) == numbers) == follows for buffer in graphs)
-        read.clear()
+        numbers = encode(plan).tolist()
+        assert all((buffer.values.tolist() == numbers) == follows for buffer in graphs)
+        launched.clear()
         decode(model, 0, 8)
-        assert set(read) <= {plan, numbers}
+        assert all(own == plan if read is None else read.values.tolist() == numbers for _, own, read in launched)
 
 
 OBSERVE = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
@@ -235,7 +220,6 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
     model = PagedModel()
     start = dict(FORMS[former] or FORMS["policy"])
     stage = put(monkeypatch, model, start.pop("policy"), trace=tmp_path / "trace" if traced else None, **start)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, rows)
     if former == "vanilla":
         switch(stage, None, REPORTER)
@@ -257,7 +241,6 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
     """As in a weight update under vanilla: the graph is not to ask the host where experts go."""
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, 8)
     switch(stage, None, REPORTER)
     frames, check = [], ModelForward.check
@@ -271,7 +254,6 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     """Selection that knows nothing of slots, which no plan allows, stands for a bound that was wrong."""
     model = PagedModel()
     stage = put(monkeypatch, model, k0=1, add=24)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     decode(model, 0, 8)
     hooks.publish(REPORTER)
 
@@ -292,7 +274,6 @@ def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
     """Waves take it."""
     model = PagedModel()
     put(monkeypatch, model, k0=3, add=24)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     decode(model, 0, 40)
     assert any(len(routed[1].unique()) > SLOTS for routed in model.routed)
     hooks.publish(REPORTER)

@@ -79,8 +79,7 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
     """SGLang refuses to capture a step that could take several waves. Those that the next policy fits come back."""
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
-    stage.device = "cuda"
-    stage.recapture = capture = Capturing(monkeypatch, model)
+    capture = Capturing(monkeypatch, model, stage)
 
     def place(paging, experts):
         assert not capture.recorded or hooks.fits_slots(paging), "a captured decode batch routes more entries"
@@ -103,8 +102,7 @@ def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monk
     monkeypatch.setattr("stage.switching.SIZES", (4, 8))
     model = PagedModel()
     stage = put(monkeypatch, model, k0=3, add=2)
-    stage.device, stage.find_batches = "cuda", lambda rows: Batches((4, 8))
-    stage.recapture = capture = Capturing(monkeypatch, model)
+    capture, stage.find_batches = Capturing(monkeypatch, model, stage), lambda rows: Batches((4, 8))
     capture(fits=lambda requests: stage.in_force.fits(StepKey("decode", requests)))
     assert stage.graphs.rows == [4]
     larger, smaller = make_schedule("xshare", k0=1, add=2), make_schedule("xshare", k0=3, add=2)
@@ -126,7 +124,6 @@ def test_a_request_pool_limits_the_sizes_that_a_switch_captures(monkeypatch):
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
     stage.device, stage.find_batches = "cuda", lambda rows: Batches((4,), most=4)
-    stage.recapture = capture = Capturing(monkeypatch, model)
-    capture()
+    Capturing(monkeypatch, model, stage)()
     monkeypatch.setattr("sglang_xshare.stage.switch.find_largest", lambda fits: 8)
     assert switch(stage, make_schedule("xshare", k0=1, add=1), REPORTER) is None

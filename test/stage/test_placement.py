@@ -37,16 +37,13 @@ def read(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("experts", "ranks", "rank_of_expert"),
-    [(8, 2, [0, 0, 0, 0, 1, 1, 1, 1]), (6, 3, [0, 0, 1, 1, 2, 2]), (4, 4, [0, 1, 2, 3])],
+    ("experts", "ranks", "redundant", "rank_of_expert"),
+    [(8, 2, 0, [0, 0, 0, 0, 1, 1, 1, 1]), (6, 3, 0, [0, 0, 1, 1, 2, 2]), (6, 2, 2, [0, 0, 0, 0, 1, 1])],
 )
-def test_ranks_hold_contiguous_blocks(read, experts, ranks, rank_of_expert):
-    assert all(read(experts, ranks).rank_of_expert(layer).tolist() == rank_of_expert for layer in range(LAYERS))
-
-
-def test_redundant_experts_lie_behind_the_others(read):
-    """Ranks hold equal blocks of all physical experts: here 4 of 6 and 2 more."""
-    assert read(6, 2, redundant=2).rank_of_expert(0).tolist() == [0, 0, 0, 0, 1, 1]
+def test_ranks_hold_contiguous_blocks(read, experts, ranks, redundant, rank_of_expert):
+    """Of all physical experts: redundant ones lie behind the others."""
+    found = read(experts, ranks, redundant=redundant)
+    assert all(found.rank_of_expert(layer).tolist() == rank_of_expert for layer in range(LAYERS))
 
 
 def test_experts_that_upstream_moves_are_followed(read):

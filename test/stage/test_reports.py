@@ -1,39 +1,32 @@
 """What a stage reports, and when: log, metrics and trace, each what is new to it."""
 
 from collections import Counter
-from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.forward import wrap_runner
 from sglang_xshare.stage.record.agreement import Agreement
-from stage.fake import XSHARE, Model, forward_batch, gathered_batches, make_reporter, run
+from stage.fake import XSHARE, Model, gathered_batches, make_reporter, replay, run
 
 
-@pytest.fixture(autouse=True)
-def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
+@pytest.fixture
+def serve(build):
+    """Call it with flags for (a model of one layer under a stage, the steps under policy in each interval that is
+    exported), or what `read` makes of another `group`.
+    """
+
+    def start(group="counted", read=lambda part: part.outcomes["policy"], **flags):
+        (model, _), exported, reports = build(1, **XSHARE, **flags), [], hooks._reports
+        reports.exporter.export = lambda name, part, labels: exported.extend([read(part)] if name == group else [])
+        return model, exported
+
+    return start
 
 
-def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, list[int]]:
-    """Return (a model of one layer under a stage, the steps under policy in each interval that is exported)."""
-    model, exported = Model(1), []
-    attach(model, **XSHARE, **flags)
-
-    def export(group: str, part: Any, labels: dict[str, str]) -> None:
-        if group == "counted":
-            exported.append(part.outcomes["policy"])
-
-    reports: Any = hooks._reports
-    reports.exporter.export = export
-    return model, exported
-
-
-def test_the_log_tells_what_idle_metrics_exported_before(attach):
-    model, exported = serve(attach)
+def test_the_log_tells_what_idle_metrics_exported_before(serve):
+    model, exported = serve()
     run(model, "decode", 4)
     reporter = make_reporter(forwards=1)
     hooks.publish(reporter)
@@ -52,9 +45,9 @@ def test_the_log_tells_what_idle_metrics_exported_before(attach):
     assert exported == [1, 1, 2]
 
 
-def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatch, tmp_path):
+def test_one_rank_exports_what_all_have_seen_and_each_logs_it(serve, monkeypatch, tmp_path):
     file = tmp_path / "trace.jsonl"
-    model, exported = serve(attach, expert_policy_trace=str(file))
+    model, exported = serve(expert_policy_trace=str(file))
     run(model, "decode", 4)
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
@@ -65,14 +58,14 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     assert len(file.read_text().splitlines()) == 1
 
 
-def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, caplog):
+def test_a_process_without_a_scheduler_reports_at_its_end(build, tmp_path, caplog):
     """`sglang.benchmark.one_batch` has no scheduler. A process with one reports to it, and not again at its end."""
     for is_first, reporter, lines in ((True, None, 2), (False, None, 0), (True, make_reporter(), 0)):
         caplog.clear()
-        model, file = Model(), tmp_path / f"{is_first} {reporter is None}.jsonl"
+        file = tmp_path / f"{is_first} {reporter is None}.jsonl"
         with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
             patch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda is_first=is_first: is_first)
-            attach(model, **XSHARE, expert_policy_trace=str(file))
+            model, _ = build(**XSHARE, expert_policy_trace=str(file))
             hooks._reports.reporter = reporter
             for _ in range(2):
                 run(model, "decode", 8)
@@ -84,26 +77,18 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
         assert not ends or "policy steps: 2" in ends[0]
 
 
-def forward(batch: Any, launch: Callable[[], None] = lambda: None) -> None:
-    """A forward of the model runner: by default a replay, which does not run the model's forward."""
-    reports: Any = hooks._reports
-    model_runner = SimpleNamespace(forward=lambda batch: launch())
-    wrap_runner(model_runner, reports)
-    model_runner.forward(batch)
-
-
 def decode_elsewhere(model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:
     """Forwards of an attention rank without requests, the first, while another rank decodes `requests`."""
     for _ in range(forwards):
         batch = gathered_batches("decode", [0, requests])[0]
         reporter.scheduler.forward_ct += 1  # and no decode step of its own
-        forward(batch, lambda: run(model, "decode", 2 * requests, alone=True))
+        replay(batch, partial(run, model, "decode", 2 * requests, alone=True))
 
 
-def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
+def test_an_idle_first_rank_publishes_what_others_decode(serve, tmp_path):
     """Its own decode log, which would publish, comes only with its own decode steps."""
     file = tmp_path / "trace.jsonl"
-    model, exported = serve(attach, expert_policy_trace=str(file))
+    model, exported = serve(expert_policy_trace=str(file))
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)  # the server is idle before its first request, which goes to the other rank
     decode_elsewhere(model, reporter, 5)
@@ -113,9 +98,9 @@ def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
     assert len(file.read_text().splitlines()) == 18
 
 
-def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
+def test_a_first_rank_that_decodes_publishes_with_its_log_alone(serve):
     """Each publication waits for the device."""
-    model, exported = serve(attach)
+    model, exported = serve()
     reporter = make_reporter(decode_log_interval=5)
     for _ in range(4):
         decode_elsewhere(model, reporter, 5)
@@ -124,46 +109,29 @@ def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
     assert exported == [5, 5, 5, 5]
 
 
-def test_only_the_first_rank_publishes_between_logs(attach, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
-    model, exported = serve(attach)
-    reporter = make_reporter(decode_log_interval=5)
-    hooks.publish(reporter)
-    decode_elsewhere(model, reporter, 20)
-    assert exported == []
-
-
-def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(attach):
-    model, exported = serve(attach)
+def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(serve):
+    model, exported = serve()
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)
     for _ in range(20):
         run(model, "decode", 4)
         reporter.scheduler.forward_ct += 1
-        forward(forward_batch("decode", 4))
     assert exported == []
 
 
-def test_what_ranks_have_compared_is_exported_once(attach):
-    serve(attach)
+def test_what_ranks_have_compared_is_exported_once(serve):
+    _, exported = serve("compared", Counter)
     hooks._stage.agreement = agreement = Agreement(2, "cpu")
-    exported: list[Counter[str]] = []
-
-    def export(group: str, part: Any, labels: dict[str, str]) -> None:
-        if group == "compared":
-            exported.append(part)
-
-    hooks._reports.exporter.export = export
     for number in (1, 2):
         agreement.counts.update(comparisons=number, disagreements=1)
         hooks.publish(make_reporter(forwards=number))
     assert exported == [Counter(comparisons=1, disagreements=1), Counter(comparisons=2, disagreements=1)]
 
 
-def test_a_rank_whose_scheduler_logs_no_statistics_writes_no_trace(attach, tmp_path):
+def test_a_rank_whose_scheduler_logs_no_statistics_writes_no_trace(serve, tmp_path):
     """As the second of several pipeline or context ranks: one of them has the file."""
     file = tmp_path / "trace.jsonl"
-    model, exported = serve(attach, expert_policy_trace=str(file))
+    model, exported = serve(expert_policy_trace=str(file))
     run(model, "decode", 4)
     hooks.publish(make_reporter(forwards=1, is_stats_logging_rank=False))
     assert (exported, file.read_text()) == ([1], "")

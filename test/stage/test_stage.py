@@ -1,5 +1,6 @@
 """The stage around a model: which forwards select, and what is checked."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -19,17 +20,13 @@ from stage.fake import (
     Gather,
     Model,
     bind,
+    flags,
     forward_batch,
     gathered_batches,
     outcomes,
     run,
     runner,
 )
-
-
-@pytest.fixture(autouse=True)
-def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
 
 
 def count_experts(model: Model) -> list[int | None]:
@@ -51,15 +48,15 @@ def test_batches_are_those_that_sglang_decides_on_after_loading(monkeypatch):
     assert stage.in_force.batches == Batches((48, 50), most=50)
 
 
-@pytest.mark.parametrize("flags", [{}, {"expert_policy": "vanilla"}])
-def test_off_touches_nothing(flags, attach):
+@pytest.mark.parametrize("off", [{}, {"expert_policy": "vanilla"}])
+def test_off_touches_nothing(off, attach):
     model = Model()
     forward = model.forward
-    assert attach(model, **flags) is None
+    assert attach(model, **off) is None
     assert model.forward == forward
     assert hooks.route(model.configs[0], None) is model.configs[0]
     assert hooks.report(None) == ""
-    assert hooks.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
+    assert hooks.capture_sizes(SimpleNamespace(**off), [1, 2, 4]) == [1, 2, 4]
     assert hooks.capture_limit(SimpleNamespace(), 4, 8, 64, 32) == 4
     assert (hooks.allows_graph(None), hooks.fits_slots(None)) == (True, False)
     assert hooks.prepare(model.configs[0], "format", "logits") == ("format", "logits")
@@ -74,23 +71,22 @@ def test_off_touches_nothing(flags, attach):
         ({"expert_policy": "xshare:fast,k0=2"}, "80 % up to 7 rows, 85 % up to 15, 90 % from 16 on"),
         ({"expert_policy": "xshare:max_add=9"}, None),
         ({"expert_policy": "xshare:mass=0.995"}, "99.5 %"),
-        ({"expert_policy": "xshare:k0=1,add=2"}, None),
-        ({"expert_policy": "xshare", "expert_policy_config": '{"by_rows": {"16": {"add": 2}}}'}, None),
+        (XSHARE, None),
+        (flags("xshare", by_rows={"16": {"add": 2}}), None),
         ({"expert_policy": "xshare", "expert_policy_config": '{"layers": {"0": {"add": 2}}}'}, None),
     ],
     ids=["default", "preset", "capped", "mass", "add", "by rows", "layers"],
 )
-def test_the_log_says_what_a_step_keeps(policy, kept, attach, caplog):
+def test_the_log_says_what_a_step_keeps(policy, kept, build, caplog):
     with caplog.at_level("INFO"):
-        attach(Model(), **policy)
+        build(**policy)
     assert "Expert policy xshare on 3 MoE layers: {" in caplog.text
     assert ("a step keeps at least" in caplog.text) == (kept is not None)
     assert kept is None or f"a step keeps at least this share of its batch's utility: {kept}\n" in caplog.text
 
 
-def test_decode_selects_in_every_layer(attach):
-    model = Model()
-    installed = attach(model, **XSHARE)
+def test_decode_selects_in_every_layer(build):
+    model, installed = build(**XSHARE)
     run(model, "decode", 16)
     assert all(count <= 16 + 2 for count in count_experts(model))
     assert outcomes(installed) == {"policy": 1}
@@ -100,20 +96,18 @@ def test_decode_selects_in_every_layer(attach):
     assert installed.acting.counters.totals[:, AFTER].tolist() == count_experts(model)
 
 
-def test_prefill_and_single_rows_stay_vanilla(attach):
-    model = Model()
-    installed = attach(model, **XSHARE)
+def test_prefill_and_single_rows_stay_vanilla(build):
+    model, installed = build(**XSHARE)
     for mode, rows in (("prefill", 40), ("idle", 0), ("decode", 1), ("decode", 4)):
         run(model, mode, rows)
         assert [routed is None for routed in model.routed] == [rows != 4] * 3
     assert outcomes(installed) == {"prefill": 2, "min_rows": 1, "policy": 1}
 
 
-def test_a_plan_that_cannot_change_anything_is_not_run(attach):
+def test_a_plan_that_cannot_change_anything_is_not_run(build):
     """Four rows of a top-4 model want 12 experts beyond their first."""
-    model = Model(2)
-    config = {"k0": 1, "add": 12, "layers": {"1": {"add": 11}}, "by_rows": {"3": {"policy": "vanilla"}}}
-    installed = attach(model, expert_policy="xshare", expert_policy_config=config)
+    layers, by_rows = {"1": {"add": 11}}, {"3": {"policy": "vanilla"}}
+    model, installed = build(2, **flags("xshare", k0=1, add=12, layers=layers, by_rows=by_rows))
     run(model, "decode", 4)
     assert [count is None for count in count_experts(model)] == [True, False]
     for rows in (2, 3):
@@ -122,10 +116,8 @@ def test_a_plan_that_cannot_change_anything_is_not_run(attach):
     assert outcomes(installed) == {"policy": 1, "unchanged": 1, "override": 1}
 
 
-def test_a_plan_that_cannot_change_anything_still_masks_padding(attach):
-    model = Model(1)
-    flags = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 24}}
-    installed = attach(model, batches=Batches(captured=(1, 2, 4)), **flags)
+def test_a_plan_that_cannot_change_anything_still_masks_padding(build):
+    model, installed = build(1, Batches(captured=(1, 2, 4)), **flags("xshare", k0=1, add=24))
     run(model, "decode", 2)
     assert count_experts(model) == [None]
     installed.reads_padding = True
@@ -135,26 +127,23 @@ def test_a_plan_that_cannot_change_anything_still_masks_padding(attach):
     assert outcomes(installed) == {"unchanged": 1, "policy": 1}
 
 
-def test_verify_groups_by_request(attach):
-    model = Model(1)
-    config = {"k0": 0, "add": 0, "add_per_request": 1}
-    attach(model, expert_policy="xshare", expert_policy_config=config, speculative_algorithm="EAGLE3")
+def test_verify_groups_by_request(build):
+    one, four = (flags("xshare", k0=0, add=0, add_per_request=most) for most in (1, TOP_K))
+    model, _ = build(1, **one, speculative_algorithm="EAGLE3")
     run(model, "verify", 12, batch_size=3)
     best = build_plan("xshare", k0=0, add=1)
     alone = [select(request, best, Router(TOP_K)).selected for request in model.logits.split(4)]
     assert count_experts(model) == [torch.stack(alone).any(0).sum()], "the best expert of every request"
     run(model, "verify", 12, batch_size=1)
     assert count_experts(model) == [1]
-    config = {**config, "add_per_request": TOP_K}
-    attach(model := Model(1), expert_policy="xshare", expert_policy_config=config, speculative_algorithm="EAGLE3")
+    model, _ = build(1, **four, speculative_algorithm="EAGLE3")
     run(model, "verify", 12, batch_size=3)
     assert count_experts(model) != [None], "the four rows of a request want more than one row does"
 
 
-def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):
+def test_every_attention_dp_rank_selects_alike(build, monkeypatch):
     """The router sees the rows of all ranks on each; the mask tells padding from them, on a CPU too."""
-    model = Model(1)
-    installed = attach(model, **XSHARE)
+    model, installed = build(1, **XSHARE)
     assert not installed.reads_padding
     batches = gathered_batches("decode", [3, 1, 0])
     monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
@@ -170,25 +159,9 @@ def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):
     assert installed.acting.counters.totals[0, [0, 2, 4]].tolist() == [3, 3 * wanted.sum(), 3 * 4]
 
 
-def test_attention_dp_rank_whose_router_sees_its_own_rows_alone_stops_the_step(attach, monkeypatch):
-    model = Model(1)
-    attach(model, **XSHARE)
-    batches = gathered_batches("decode", [3, 1])
-    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
-    model.logits = torch.randn(3, EXPERTS)
-    with pytest.raises(RuntimeError, match=r"^MoE layer 0: router rows must be 6 \(got 3\)$"):
-        model.forward(None, None, batches[0])
-
-
-def test_layers_and_batch_sizes_get_their_own_plans(attach):
-    model = Model(3)
-    config = {
-        "k0": 1,
-        "add": 0,
-        "layers": {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": 3}},
-        "by_rows": {"8": {"k0": 2}},
-    }
-    attach(model, expert_policy="xshare", expert_policy_config=config)
+def test_layers_and_batch_sizes_get_their_own_plans(build):
+    layers = {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": 3}}
+    model, _ = build(**flags("xshare", k0=1, add=0, layers=layers, by_rows={"8": {"k0": 2}}))
     run(model, "decode", 4)
     own_first = len(model.logits.argmax(-1).unique())
     assert count_experts(model) == [own_first, None, len(model.logits.topk(3).indices.unique())]
@@ -198,53 +171,43 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
 
 
 @pytest.mark.parametrize("layer", ["0", "1"])
-def test_a_step_without_any_plan_counts_as_its_first_reason(attach, layer):
+def test_a_step_without_any_plan_counts_as_its_first_reason(build, layer):
     """One layer is overridden, the others' plans cannot change anything, whichever comes first."""
-    model = Model(2)
-    config = {"k0": 1, "add": 12, "layers": {layer: {"policy": "vanilla"}}}
-    installed = attach(model, expert_policy="xshare", expert_policy_config=config)
+    model, installed = build(2, **flags("xshare", k0=1, add=12, layers={layer: {"policy": "vanilla"}}))
     run(model, "decode", 4)
     assert count_experts(model) == [None, None]
     assert outcomes(installed) == {"unchanged": 1}
 
 
-def test_a_layer_that_does_not_select_stops_the_step(attach):
-    model = Model(3)
-    attach(model, **XSHARE)
-    model.skipped = {1, 2}
-    with pytest.raises(
-        PolicyBypassed, match=r"^MoE layers \[1, 2\] did not route through the expert policy in a decode"
-    ):
+def test_a_layer_that_does_not_select_stops_the_step(build):
+    """A selection of an earlier step does not count."""
+    model, _ = build(**XSHARE)
+    run(model, "decode", 4)
+    model.skipped, line = {1, 2}, r"^MoE layers \[1, 2\] did not route through the expert policy in a decode"
+    with pytest.raises(PolicyBypassed, match=line):
         run(model, "decode", 4)
     run(model, "prefill", 4)
 
 
-def test_a_selection_of_an_earlier_step_does_not_count(attach):
-    model = Model(2)
-    attach(model, **XSHARE)
-    run(model, "decode", 4)
-    model.skipped = {0}
-    with pytest.raises(PolicyBypassed, match=r"^MoE layers \[0\]"):
-        run(model, "decode", 4)
-
-
 @pytest.mark.parametrize("alone", [False, True])
-def test_context_ends_with_the_forward_even_when_it_fails(attach, alone):
-    """In a step of the runner, and in a capture or warm-up of the model alone."""
-    model = Model(1)
-    installed = attach(model, **XSHARE)
+def test_context_ends_with_the_forward_even_when_it_fails(build, alone):
+    """In a step of the runner, and in a capture or warm-up of the model alone. SGLang asks whether the next batch may
+    replay a graph before that forward: the answer is not the last frame's.
+    """
+    model, installed = build(1, **XSHARE)
+    run(model, "prefill", 4)
+    assert installed.current_frame.frame is None
     model.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         run(model, "decode", 4, alone=alone)
     assert installed.current_frame.frame is None
     assert hooks.route(model.configs[0], None) is model.configs[0]
-    assert outcomes(installed) == {}
+    assert outcomes(installed) == {"prefill": 1}
 
 
-def test_warm_ups_and_captures_count_as_no_forward(attach):
+def test_warm_ups_and_captures_count_as_no_forward(build):
     """Compiled prefill graphs and DeepGEMM's dummy runs call the model without its runner before the first request."""
-    model = Model(3)
-    installed = attach(model, **XSHARE)
+    model, installed = build(**XSHARE)
     for mode in ("prefill", "decode"):
         run(model, mode, 4, alone=True)
     for config in model.configs:
@@ -252,10 +215,9 @@ def test_warm_ups_and_captures_count_as_no_forward(attach):
     assert outcomes(installed) == {}
 
 
-def test_steps_outside_the_models_forward_are_vanilla_and_counted(attach):
+def test_steps_outside_the_models_forward_are_vanilla_and_counted(build):
     """A prefill is vanilla in any case."""
-    model = Model(3)
-    installed = attach(model, **XSHARE)
+    model, installed = build(**XSHARE)
     del model.forward  # the wrapped one
     for mode in ("decode", "prefill"):
         run(model, mode, 4)
@@ -263,36 +225,25 @@ def test_steps_outside_the_models_forward_are_vanilla_and_counted(attach):
     assert outcomes(installed) == {"no_context": 1, "prefill": 1}
 
 
-def test_another_models_config_is_returned_untouched(attach):
+def test_another_models_config_is_returned_untouched(build):
     """A draft model may be a mixture of experts too, and runs in the same process."""
-    target, draft = Model(1), Model(1)
-    installed = attach(target, **XSHARE)
+    (_, installed), draft = build(1, **XSHARE), Model(1)
     shown = {**XSHARE, "expert_policy_config": installed.in_force.plan}  # as 0.5.17's one record has it by then
-    draft_runner = SimpleNamespace(model=draft, is_draft_worker=True, server_args=SimpleNamespace(**shown))
     forward = draft.forward
-    hooks.attach(draft_runner)
+    hooks.attach(runner(draft, is_draft_worker=True, **shown))
     assert hooks._stage is installed
     assert draft.forward == forward
     assert hooks.route(draft.configs[0], None) is draft.configs[0]
     assert outcomes(installed) == {}
 
 
-def test_a_forward_batch_may_be_passed_by_its_name(attach):
-    model = Model()
-    installed = attach(model, **XSHARE)
+def test_a_forward_batch_may_be_passed_by_its_name(build):
+    """And the wrapped forward keeps its signature, which upstream inspects for pipeline parallelism."""
+    model, installed = build(**XSHARE)
     model.logits = torch.randn(4, EXPERTS)
     model.runner.forward(forward_batch=forward_batch("decode", 4))
     assert outcomes(installed) == {"policy": 1}
-
-
-def test_wrapped_forward_keeps_its_signature(attach):
-    """Upstream inspects it for pipeline parallelism."""
-    import inspect
-
-    model = Model()
-    before = inspect.signature(model.forward)
-    attach(model, **XSHARE)
-    assert inspect.signature(model.forward) == before
+    assert inspect.signature(model.forward) == inspect.signature(Model().forward)
 
 
 @pytest.mark.parametrize(("on_output", "own", "shared"), [(True, 2.5, 1.0), (False, 1.0, 0.4)])
@@ -316,21 +267,19 @@ def test_a_shared_expert_has_the_weight_that_a_later_scaling_cancels(attach, on_
     torch.testing.assert_close(weights[:, :-1].sum(-1), torch.full((4,), own))
 
 
-def test_calls_are_kept_for_so_many_batch_sizes(attach, monkeypatch):
+def test_calls_are_kept_for_so_many_batch_sizes(build, monkeypatch):
     """Draft trees and requests come in any number: what is kept for their sizes must not grow for days."""
     monkeypatch.setattr("sglang_xshare.stage.layer.MAX_CALLS", 2)
-    model = Model(3)
-    installed = attach(model, **XSHARE)
+    model, installed = build(**XSHARE)
     for rows in range(4, 10):
         run(model, "decode", rows)
         assert all(1 <= len(layer._calls) <= 2 for layer in installed.layers)
 
 
-def test_a_plan_without_a_compiled_call_is_kept_alive(attach, monkeypatch):
+def test_a_plan_without_a_compiled_call_is_kept_alive(build, monkeypatch):
     """Calls are found by `id()`: a plan made after a switch could have the id of one that is gone, and no call then."""
     monkeypatch.setattr("sglang_xshare.stage.layer.prepare_call", lambda *args: None)
-    model = Model(1)
-    installed = attach(model, **XSHARE)
+    model, installed = build(1, **XSHARE)
     run(model, "decode", 4)
     ((place, (plan, call)),) = installed.layers[0]._calls.items()
     assert (id(plan), call) == (place[0], None)

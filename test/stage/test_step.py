@@ -15,7 +15,7 @@ from sglang_xshare.upstream.ranks import gather_rows
 from stage.fake import Gather, forward_batch, gathered_batches
 
 
-@pytest.mark.parametrize(("rows", "batch_size", "tokens"), [(24, 3, 8), (4, 4, 1), (64, 1, 64)])
+@pytest.mark.parametrize(("rows", "batch_size", "tokens"), [(24, 3, 8), (4, 4, 1), (64, 1, 64), (0, 0, 1)])
 def test_verify_groups_rows_by_request_though_it_extends(rows, batch_size, tokens):
     step = read_step(forward_batch("verify", rows, batch_size), mask_padding=False)
     assert (step.phase, step.rows, step.batch.tokens_per_request) == ("verify", rows, tokens)
@@ -25,10 +25,6 @@ def test_ragged_verify_is_no_batch_of_requests():
     line = "^target-verify of 25 rows for 3 requests:"
     with pytest.raises(RuntimeError, match=line):
         read_step(forward_batch("verify", 25, 3), mask_padding=False)
-
-
-def test_idle_verify_has_no_request_to_group_by():
-    assert read_step(forward_batch("verify", 0, 0), mask_padding=False).batch.tokens_per_request == 1
 
 
 @pytest.mark.parametrize("mode", ["prefill", "idle", "draft_extend", "split_prefill"])
@@ -63,8 +59,10 @@ def test_what_upstream_verifies_is_a_step(module):
 
 
 def test_padding_rows_are_those_in_slot_0():
-    step = read_step(forward_batch("decode", rows=8, padding=3), mask_padding=True)
+    """A step without drafts has no depth."""
+    step = read_step(forward_batch("decode", rows=8, padding=3), mask_padding=True, by_depth=True)
     assert step.batch.valid.tolist() == [True] * 5 + [False] * 3
+    assert step.batch.depth is None
 
 
 def place_drafts(batch, positions):
@@ -81,10 +79,6 @@ def test_a_verify_step_says_how_deep_drafts_are():
     assert step.batch.depth.dtype == torch.int32
     assert step.batch.valid.tolist() == [True] * 8 + [False] * 4
     assert read_step(batch, mask_padding=True).batch.depth is None
-
-
-def test_other_steps_have_no_drafts():
-    assert read_step(forward_batch("decode", 4), mask_padding=True, by_depth=True).batch.depth is None
 
 
 def test_ranks_of_data_parallel_attention_tell_each_other_how_deep_their_drafts_are(monkeypatch):

@@ -46,8 +46,8 @@ class SwitchGuard:
         if not self._switch(policy | {"trial": True}, self._switches):
             self._asking = False
             self.get_policy()
+        self._switches += 1  # before `_asking` ends: after an interrupt between the lines, `restore` must try this number
         self._asking = False
-        self._switches += 1
 
     def restore(self) -> bool:
         """Switch back to `before`, unless another client has switched. Return whether the server switched back."""

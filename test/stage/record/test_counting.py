@@ -16,7 +16,7 @@ from sglang_xshare.selection.cpu_call import load
 from sglang_xshare.stage.record.counters import EXACT, EXCEEDED, MAX_SHAPES, RESCUED, STEPS, Counters, StepTally
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
-from stage.fake import Model, forward_batch, run
+from stage.fake import flags, forward_batch, run
 from stage.record.tally import make_tally
 
 __all__ = ["kernel"]
@@ -108,13 +108,12 @@ def expect(plan, logits, batch, slots, loaded, num_slots, fits):
 
 
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
-def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kernel, monkeypatch, layers):
+def test_counting_takes_as_many_operations_for_any_number_of_layers(build, kernel, monkeypatch, layers):
     """A layer is one launch, and a dozen or two small operations count all of them."""
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     operations = []
     for depth in (2, 6):
-        model = Model(depth)
-        installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
+        model, installed = build(depth, **flags("xshare", k0=1, add=3, layers=layers))
         installed.reads_padding = True
         run(model, "decode", 8)  # what is made once, a plan's numbers and the like, goes to the device
         kernel.launches.clear()
@@ -129,10 +128,9 @@ def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kern
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
-def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch, layers):
+def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(build, monkeypatch, layers):
     """Torch scores; what a plan's first use has checked is not checked again."""
-    model, calls = Model(3), []
-    installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
+    (model, installed), calls = build(**flags("xshare", k0=1, add=3, layers=layers)), []
     run(model, "decode", 8)
     library = load()
     for name in ("select_experts", "count_step"):

@@ -1,10 +1,10 @@
 """Response metadata: each forward counts as what it was, on the host, also where a graph replays."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
@@ -13,32 +13,20 @@ from sglang_xshare.stage.record.figures import hash_plan
 from sglang_xshare.stage.record.metadata import KEY, Forward
 from sglang_xshare.stage.step import StepKey, read_key
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
-from stage.switching import switch
+from stage.fake import XSHARE, flags, forward, forward_batch, gathered_batches, make_reporter, replay
+from stage.switching import Capturing, switch
 
 SPELT = "xshare:k0=1,add=2"
+REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 
 
 @pytest.fixture
-def launch(attach, monkeypatch):
+def launch(build):
     """Call it with flags for a function that launches a forward and returns what its requests count."""
-    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
-        model = Model()
-        attach(model, batches)
-        model_runner = runner(model, **flags)
-
-        def forward(batch: Any, replays: bool = False) -> Any:
-            model.logits = torch.randn(len(batch.input_ids), EXPERTS)
-            if not replays:
-                model.forward(None, None, batch)
-            return SimpleNamespace(logits_output=SimpleNamespace())
-
-        model_runner.forward = forward
-        hooks.attach(model_runner)
-        return lambda batch, **kwargs: getattr(model_runner.forward(batch, **kwargs).logits_output, KEY, None)
+        model, _ = build(3, batches, **flags)
+        return lambda batch: getattr(replay(batch, partial(forward, model, batch, alone=True)), KEY, None)
 
     return start
 
@@ -57,77 +45,49 @@ def test_an_eager_forward_is_what_the_stage_made_of_it(launch, mode, rows, reque
     assert launch(**XSHARE)(forward_batch(mode, rows, requests)) == Forward(SPELT, is_step, acts)
 
 
-@pytest.mark.parametrize("policy", ["observe", "vanilla", None])
-def test_what_selects_nothing_never_acts(launch, policy):
-    flags = {"expert_policy": policy} if policy else {"mask_padding_experts": True}
-    forward = launch(**flags)(forward_batch("decode", 4, padding=1))
-    assert forward == (Forward("observe", True, False) if policy == "observe" else None)
-
-
-def test_a_switch_is_named_from_the_next_step_on(launch):
-    step = launch(**XSHARE)
-    switch(hooks._stage, None, SimpleNamespace())
-    assert step(forward_batch("decode", 4)) == Forward("vanilla", True, False)
-    switch(hooks._stage, build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
-    assert step(forward_batch("decode", 4)) == Forward("oea:k0=2", True, True)
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"expert_policy": "observe"}, Forward("observe", True, False)), ({"mask_padding_experts": True}, None)],
+)
+def test_what_selects_nothing_never_acts(launch, asked, told):
+    assert launch(**asked)(forward_batch("decode", 4, padding=1)) == told
 
 
 def test_a_mask_of_padding_is_no_policy_after_a_switch_to_vanilla(launch):
     """Its layers select, so that padding has no expert of its own."""
     step = launch(Batches(always_pad=True), mask_padding_experts=True)
-    switch(hooks._stage, build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
+    switch(hooks._stage, build_schedule("oea", {"k0": 2}, speculative=False), REPORTER)
     assert step(forward_batch("decode", 4, padding=1)) == Forward("oea:k0=2", True, True)
-    switch(hooks._stage, None, SimpleNamespace())
+    switch(hooks._stage, None, REPORTER)
     assert step(forward_batch("decode", 4, padding=1)) == Forward("vanilla", True, False)
 
 
-def test_a_layer_that_selects_is_enough(launch):
-    config = {"k0": 1, "add": 2, "layers": {"0-1": {"policy": "vanilla"}}}
-    forward = launch(expert_policy="xshare", expert_policy_config=config)(forward_batch("decode", 4))
-    assert forward.acts
-
-
 @pytest.fixture
-def replay(launch, monkeypatch):
+def replays(build, monkeypatch):
     """Call it with a forward batch for a replay's count: selection from 3 rows on, graphs of 1, 2 and 4 rows."""
-    config = {"k0": 1, "add": 2, "min_rows": 3}
-    step = launch(Batches(captured=(1, 2, 4)), expert_policy="xshare", expert_policy_config=config)
-    stage = hooks._stage
-    stage.device = "fake"  # which captures
+    model, stage = build(3, Batches(captured=(1, 2, 4)), **flags("xshare", k0=1, add=2, min_rows=3))
+    capturing = Capturing(monkeypatch, model, stage)
     for rows in (4, 2, 1):
-        for recorded in (False, True):
-            monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)
-            step(forward_batch("decode", rows, padding=rows))
-    stage.device = "cpu"
-    return lambda batch: step(batch, replays=True)
+        capturing.capture(rows)
+    return lambda batch: getattr(replay(batch), KEY)
 
 
 @pytest.mark.parametrize(("rows", "acts"), [(1, False), (2, False), (3, True), (4, True)])
-def test_a_replay_counts_by_its_captured_size(replay, rows, acts):
-    assert replay(forward_batch("decode", rows)) == Forward("xshare:k0=1,add=2,min_rows=3", True, acts)
+def test_a_replay_counts_by_its_captured_size(replays, rows, acts):
+    assert replays(forward_batch("decode", rows)) == Forward("xshare:k0=1,add=2,min_rows=3", True, acts)
 
 
-def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):
+def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replays):
     """Two requests fit no graph but that of four, whose plan selects."""
     del hooks._stage.graphs.captured[StepKey("decode", 2)]
-    assert replay(forward_batch("decode", 2)).acts
+    assert replays(forward_batch("decode", 2)).acts
 
 
-def test_a_replay_after_a_switch_counts_by_the_plans_in_force(replay):
-    switch(hooks._stage, None, SimpleNamespace())
-    assert replay(forward_batch("decode", 4)) == Forward("vanilla", True, False)
-
-
-def test_a_replay_under_observe_never_acts(launch):
-    step = launch(expert_policy="observe")
-    assert step(forward_batch("decode", 4), replays=True) == Forward("observe", True, False)
-
-
-def test_the_device_is_not_waited_for(replay):
+def test_the_device_is_not_waited_for(replays):
     """The slots that tell padding lie on the device, and are not looked at."""
     batch = forward_batch("decode", 4)
     batch.out_cache_loc = None
-    assert replay(batch).acts
+    assert replays(batch).acts
 
 
 @pytest.mark.parametrize(("mode", "draft_tokens"), [("decode", None), ("verify", 4)])
@@ -142,8 +102,8 @@ def test_ranks_of_data_parallel_attention_tell_the_rows_of_all(mode, draft_token
 def count(*forwards: Forward, **of_request: bool | None) -> dict[str, Any] | None:
     """The metadata of a request that had these forwards."""
     request = SimpleNamespace(customized_info=None, **of_request)
-    for forward in forwards:
-        hooks.count(request, SimpleNamespace(**{KEY: forward}))
+    for counted in forwards:
+        hooks.count(request, SimpleNamespace(**{KEY: counted}))
     (metadata,) = request.customized_info[KEY][7:8]
     return metadata
 

@@ -1,59 +1,31 @@
-"""Counts exact, in the log, in prometheus, and never waited for inside a step."""
+"""The log line, and prometheus in the multiprocess mode of a server."""
 
 import re
 import subprocess
 import sys
 from typing import Any
 
-import torch
-
-from sglang_xshare.stage.record.counters import Counters, Reader, StepTally
 from sglang_xshare.stage.record.interval import OUTCOMES, Interval, format_log
-from sglang_xshare.stage.step import Step
-from sglang_xshare.types import Batch
-from stage.record.tally import make_tally
 
 
-def step(rows: int, valid: list[bool] | None = None) -> Step:
-    return Step("decode", rows, Batch(valid=None if valid is None else torch.tensor(valid)))
-
-
-def count(counters: Counters, step: Step, *given: Any) -> torch.Tensor:
-    """Count a step that has left this tally; returns what it added."""
-    left = StepTally(counters)
-    left.layers = make_tally(*given)
-    return counters.count(step, left)
-
-
-def test_each_reader_gets_what_is_new_to_it():
-    counters = Counters(1, "cpu")
-    log, metrics = Reader(counters), Reader(counters)
-    count(counters, step(1), [(8, 5)])
-    assert metrics.read().experts_after == 5
-    assert metrics.read().layer_steps == 0
-    count(counters, step(1), [(8, 3)])
-    count(counters, step(1), [(8, 3)])
-    assert metrics.read().experts_after == 6
-    assert log.read().experts_after == 11
+def write(*totals: Any, exact_rows: int = 0, **outcomes: int) -> str:
+    fields = [*totals, dict.fromkeys(OUTCOMES, 0) | outcomes, exact_rows]
+    return format_log(Interval(*fields))
 
 
 def test_log_line():
-    outcomes = dict.fromkeys(OUTCOMES, 0) | {"policy": 39, "prefill": 2, "min_rows": 1}
-    text = format_log(Interval(156, 6240, 3900, 585.0, 600, 0, outcomes))
-    assert text == (
+    assert write(156, 6240, 3900, 585.0, 600, 0, policy=39, prefill=2, min_rows=1) == (
         ", active experts: 40.0 -> 25.0, kept mass: 0.9750, policy steps: 39, vanilla steps: prefill 2 min_rows 1"
     )
-    text = format_log(Interval(4, 8, 4, 3.0, 4, 2, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}))
+    text = write(4, 8, 4, 3.0, 4, 2, policy=1)
     assert text == ", active experts: 2.0 -> 1.0, kept mass: 0.7500, policy steps: 1, vanilla steps: 0, rescued: 2"
-    text = format_log(Interval(4, 8, 4, 13.0, 16, 0, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}, exact_rows=4))
-    assert text == (
+    assert write(4, 8, 4, 13.0, 16, 0, policy=1, exact_rows=4) == (
         ", active experts: 2.0 -> 1.0, kept mass: 0.8125, policy steps: 1, vanilla steps: 0, exact rows: 25.0%, kept "
         "mass of the others: 0.7500"
     )
-    text = format_log(Interval(4, 8, 8, 4.0, 4, 0, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}, exact_rows=4))
+    text = write(4, 8, 8, 4.0, 4, 0, policy=1, exact_rows=4)
     assert text.endswith(", exact rows: 100.0%"), "there are no others"
-    text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_rows": 7}))
-    assert text == ", policy steps: 0, vanilla steps: min_rows 7"
+    assert write(0, 0, 0, 0.0, 0, 0, min_rows=7) == ", policy steps: 0, vanilla steps: min_rows 7"
 
 
 SWITCHES = """

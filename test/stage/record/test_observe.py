@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import REGISTRY
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from selection.launched import forgets
@@ -15,12 +14,12 @@ from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.stage.lane import count_vanilla
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from sglang_xshare.stage.record.counters import AFTER, BEFORE, KEPT, ROWS
-from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
+from stage.fake import EXPERTS, TOP_K, Formats, RefuseHostData, flags, forward_batch, read_figure, run
 from stage.switching import decode
 
 __all__ = ["forgets"]
 PLANS = {"xshare:k0=1,add=2": build_plan("xshare", k0=1, add=2), "oea:k0=1": build_plan("oea", k0=1)}
-OBSERVE: dict[str, Any] = {"expert_policy": "observe", "expert_policy_config": {"plans": list(PLANS)}}
+OBSERVE = flags("observe", plans=list(PLANS))
 
 
 def expect(logits: torch.Tensor, plan: Any, valid: torch.Tensor | None = None) -> list[float]:
@@ -34,9 +33,8 @@ def list_counters(installed: Any) -> list[Any]:
     return [lane.counters for lane in installed.in_force.lanes]
 
 
-def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
-    model = Model(2)
-    installed = attach(model, **OBSERVE)
+def test_the_model_routes_as_ever_and_every_plan_is_counted(build):
+    model, installed = build(2, **OBSERVE)
     run(model, "decode", 16)
     assert model.routed == [None, None], "every layer got its own config back"
     for plan, counters in zip(PLANS.values(), list_counters(installed), strict=True):
@@ -54,9 +52,8 @@ def test_a_plans_counts_tell_those_of_vanilla():
     assert counts.tolist() == [[*range(10)]]
 
 
-def test_padding_is_not_observed(attach):
-    model = Model(1)
-    installed = attach(model, **OBSERVE)
+def test_padding_is_not_observed(build):
+    model, installed = build(1, **OBSERVE)
     installed.reads_padding = True
     run(model, "decode", 8, padding=3)
     valid = torch.arange(8) < 5
@@ -69,9 +66,8 @@ def test_padding_is_not_observed(attach):
         assert counters.totals.equal(before), "a graph that is being captured has no live row"
 
 
-def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(attach):
-    model = Model(1)
-    installed = attach(model, **OBSERVE)
+def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(build):
+    model, installed = build(1, **OBSERVE)
     run(model, "decode", 1)
     run(model, "prefill", 40)
     for counters in list_counters(installed):
@@ -80,18 +76,16 @@ def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(at
     assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
 
 
-def test_a_layer_that_is_not_observed_stops_the_server(attach):
-    model = Model()
-    attach(model, **OBSERVE)
+def test_a_layer_that_is_not_observed_stops_the_server(build):
+    model, _ = build(**OBSERVE)
     model.skipped = {1}
     with pytest.raises(PolicyBypassed, match=r"\[1\]"):
         run(model, "decode", 4)
 
 
 @pytest.mark.parametrize("convention", [MASKED, DROPPED])
-def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
-    model = Model(1)
-    installed = attach(model, **OBSERVE)
+def test_a_runner_that_ranks_logits_gets_the_models_own(build, convention):
+    model, installed = build(1, **OBSERVE)
     installed.layers[0].convention, installed.layers[0].runner_ranks_logits = convention, True
     logits, output_format = torch.randn(4, EXPERTS), Formats.BYPASSED
 
@@ -103,32 +97,26 @@ def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
     assert [int(counters.totals[0, 0]) for counters in list_counters(installed)] == [1, 1]
 
 
-def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):
-    model = Model(2)
+def test_the_step_never_waits_for_the_device(build, tmp_path, forgets):
     with FakeTensorMode(allow_non_fake_inputs=True):
-        installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace"))
+        model, installed = build(2, **OBSERVE, expert_policy_trace=str(tmp_path / "trace"))
         installed.reads_padding = True
         model.logits = torch.randn(12, EXPERTS)
         with RefuseHostData():
             model.forward(None, None, forward_batch("decode", 12, padding=4))
 
 
-def test_log_metrics_and_trace(attach, tmp_path, reporter, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
-    model = Model(1)
-    installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
+def test_log_metrics_and_trace(build, tmp_path, reporter):
+    model, installed = build(1, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
     decode(model, reporter, 16)
     before, after, kept = expect(model.logits, PLANS["oea:k0=1"])
     assert f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})" in hooks.report(reporter)
-    labels = {"model_name": "fake", "plan": "oea:k0=1"}
-    assert REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels) == after
+    assert read_figure("observed_experts_total", plan="oea:k0=1") == after
     assert "would keep" not in hooks.report(reporter), "told before"
 
     installed.trace.write()
     line = json.loads((tmp_path / "trace.jsonl").read_text())
-    assert (line["batch_size"], line["experts_before"], line["experts_after"], line["kept_mass"]) == (
-        *(16, before, before),
-        1.0,
-    )
+    names = ("batch_size", "experts_before", "experts_after", "kept_mass")
+    assert [line[name] for name in names] == [16, before, before, 1.0]
     assert list(line["plans"]) == list(PLANS)
     assert line["plans"]["oea:k0=1"] == {"experts_after": after, "kept_mass": pytest.approx(kept / 16)}

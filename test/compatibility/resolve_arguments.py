@@ -63,6 +63,6 @@ if __name__ == "__main__":
     logging.getLogger("sglang_xshare").addHandler(listener)
     for arguments in asked:
         lines: list[str] = []
-        listener.emit = lambda record, lines=lines: lines.append(record.getMessage())  # type: ignore[method-assign]
+        listener.emit = lambda record, lines=lines: lines.append(record.getMessage())  # type: ignore[method-assign,misc]
         with pretend_b200() if is_b200 else nullcontext():
             print(json.dumps(resolve(arguments, lines)), flush=True)

@@ -110,9 +110,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"architecture": "GptOssForCausalLM", "moe_intermediate_size": 2880, "compression_config": {"group_size": 32}},
     ),
 }
-GPT_OSS = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
-MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
-ROUNDED = {  # of 16 ranks the last would have no column
+GPT_OSS: dict[str, Any] = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
+MXFP4: dict[str, Any] = {"quantization_config": {"quant_method": "mxfp4"}}
+ROUNDED: dict[str, dict[str, Any]] = {  # of 16 ranks the last would have no column
     **{f"gpt-oss on {ranks} ranks": {"ranks": ranks} for ranks in (16, 32)},
     "slices that SGLang does not round": {"architecture": "Qwen3MoeForCausalLM"},
 }

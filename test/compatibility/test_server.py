@@ -151,7 +151,7 @@ def written(tmp_path_factory):
 
 
 @cache
-def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], dict[str, Any]]:
+def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], Any]:
     """What stops a server, by its arguments: all of the above."""
     asked = [flags for kind in LISTS for cases in list_flags(kind, release) for flags in cases.values()]
     lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]

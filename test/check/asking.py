@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from benchmark.common.comparison import Comparison
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS, read_config
@@ -32,21 +30,9 @@ def say(*arguments):
         return ended.code
 
 
-def read_rows(capsys):
-    """The estimates of what was said as JSON."""
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["estimate"]["estimates"]
-
-
 def compare(*policies):
     """The flags that compare them."""
     return [text for policy in policies for text in ("--compare", policy)]
-
-
-def ask(write, capsys, *more):
-    """What is told of xshare on 32 requests, as JSON."""
-    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--json")
-    assert say(*asked, *more, *compare("xshare:k0=1,add=24")) == 0
-    return read_rows(capsys)
 
 
 def compare_step(point, requests, bandwidth, write):

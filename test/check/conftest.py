@@ -5,6 +5,7 @@ import json
 import pytest
 import transformers.modeling_layers  # noqa: F401  # so that `check` need not import it anew in each test
 
+from check.asking import QWEN, say
 from sglang_xshare.check import command
 
 
@@ -17,6 +18,23 @@ def write(tmp_path):
         return tmp_path
 
     return write_config
+
+
+@pytest.fixture
+def tell(capsys):
+    """Call it with flags for the report of the command, which must end with this exit code."""
+
+    def read_report(*flags, code=0):
+        assert say(*flags, "--json") == code
+        return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    return read_report
+
+
+@pytest.fixture
+def estimate(write, tell):
+    """Call it with flags for the estimates of steps of Qwen3-30B-A3B."""
+    return lambda *flags: tell("--model", write(QWEN), *flags)["estimate"]["estimates"]
 
 
 @pytest.fixture

@@ -5,32 +5,40 @@ import re
 
 import pytest
 
-from check.asking import QWEN, TINY, compare, read_rows, say, say_without
+from check.asking import QWEN, TINY, compare, say, say_without
 from refused import read_refusal
 from sglang_xshare.parser import LARGEST
 
 pytestmark = pytest.mark.usefixtures("served")
 
 SHARDED = ("--tp", "8", "--ep-size", "8")
-BAD = {
+BAD = {  # what is said before SGLang is imported
     "--batch 0": ("--batch", "0"),
     "--batch 1e9": ("--batch", "1e9"),
     "--batch many": ("--batch", "many"),
-    "--batch 100000000": ("--batch", "100000000"),
     f"--context 1{'0' * 400}": ("--context", "1" + "0" * 400, "--active", "8", "4"),
     "--bandwidth inf": ("--bandwidth", "inf"),
     "--bandwidth nan": ("--bandwidth", "nan"),
     "--mem-fraction-static 80%": ("--mem-fraction-static", "80%"),
-    "--ep-size 24": ("--tp", "24", "--ep-size", "24"),
     "--ep-size 6": ("--tp", "8", "--ep-size", "6"),
     "--ep-size 7": ("--ep-size", "7"),
     "--dp-size 3": ("--tp", "8", "--dp-size", "3", "--enable-dp-attention"),
     "--attn-dp-size 3": ("--tp", "8", "--attn-dp-size", "3"),
     "--json-model-override-args must be a JSON object (got [1])": ("--json-model-override-args", "[1]"),
     f"--json-model-override-args must be a JSON object (got {'[' * 200})": ("--json-model-override-args", "[" * 9_999),
+    "--batch with --enable-paged-experts": ("--enable-paged-experts",),
+    "--active nan": ("--active", "nan", "4"),
+    "--gpu h101": ("--gpu", "h101"),
+    "--model /nowhere/model": ("--model", "/nowhere/model"),
+    "--model nobody/no-such-model": ("--model", "nobody/no-such-model"),
+    "--config /nowhere.yaml": ("--config", "/nowhere.yaml"),
+    "--device cpu with --gpu": ("--device", "cpu"),
+}
+WRONG_STEPS = {
+    "--batch 100000000": ("--batch", "100000000"),
+    "--ep-size 24": ("--tp", "24", "--ep-size", "24"),
     "--active 9 4": (*SHARDED, "--active", "9", "4"),
     "--active with 2 policies": (*compare("xshare", "oea:k0=3"), "--active", "40", "20"),
-    "--batch with --enable-paged-experts": ("--enable-paged-experts",),
     "--compare oea:k0=9: k0 = 9": compare("oea:k0=9"),
     "--compare oea:k0=x: k0 = 'x'": compare("oea:k0=x"),
     "--compare moe-spec:budget=32: moe-spec selects in verify steps only": compare("moe-spec:budget=32"),
@@ -38,14 +46,20 @@ BAD = {
     "--compare xshare: --batch 1": ("--batch", "1", *compare("xshare")),
     "--active 65 10": ("--active", "65", "10"),
     "--active 20 40: AFTER 40": ("--active", "20", "40"),
-    "--active nan": ("--active", "nan", "4"),
 }
 
 
-@pytest.mark.parametrize("line", BAD)
-def test_bad_input_is_one_line(line, capsys):
-    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *BAD[line]) == 1
+@pytest.mark.parametrize("line", [*BAD, *WRONG_STEPS])
+def test_bad_input_is_one_line(line, monkeypatch, capsys):
+    if line in BAD:
+        monkeypatch.setattr("sglang_xshare.check.command._judge", None)
+    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *(BAD | WRONG_STEPS)[line]) == 1
     assert read_refusal(capsys).startswith(f"check: {line}" + ": " * ("must be" not in line))
+
+
+def test_a_model_must_be_named(capsys):
+    assert say("--tp", 2) == 1
+    assert read_refusal(capsys).startswith("check: --model: missing")
 
 
 @pytest.mark.parametrize("flags", [compare("xshare"), ("--context", "5"), ("--active", "20", "10")])
@@ -54,10 +68,8 @@ def test_what_is_of_a_batch_asks_for_one(flags, capsys):
     assert read_refusal(capsys).startswith(f"check: {flags[0]} without --batch: ")
 
 
-def test_the_shortest_step_that_is_allowed_is_estimated(capsys):
-    flags = ["--batch", 2, "--context", 0, "--bandwidth", LARGEST, "--active", 1, 1, "--json"]
-    assert say("--model", TINY, *flags) == 0, capsys.readouterr().err
-    (row,) = read_rows(capsys)
+def test_the_shortest_step_that_is_allowed_is_estimated(estimate):
+    (row,) = estimate("--model", TINY, "--batch", 2, "--context", 0, "--bandwidth", LARGEST, "--active", 1, 1)
     assert min(row["step_ms"]) > 0
     assert row["speedup"] == 1
 
@@ -80,42 +92,32 @@ def test_a_configuration_with_a_wrong_number_is_one_line(key, value, write, caps
     assert re.search("verdict +not checked", out)
 
 
-def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
-    asked = ("--gpu", "h100", "--batch", 16)
-    assert say("--model", tmp_path / "nowhere", *asked) == 1
-    assert "nowhere: no config.json" in capsys.readouterr().err
-    (tmp_path / "config.json").write_text("{")
-    assert say("--model", tmp_path, *asked) == 1
-    assert f": --model {tmp_path}: config.json: " in capsys.readouterr().err
-    assert say("--model", write([1, 2]), *asked) == 1
-    assert read_refusal(capsys) == f"check: --model {tmp_path}: config.json must be a JSON object (got [1, 2])\n"
-    dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
-    assert say("--model", write(dense), *asked) == 1
-    assert "Qwen3ForCausalLM is a dense model" in capsys.readouterr().err
-    assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "odd"}}), *asked) == 1
-    assert (
-        "the bytes of quantization odd are unknown without safetensors; must be one of fp8, " in capsys.readouterr().err
-    )
-    assert say("--model", write(QWEN | {"quantization_config": {"bits": 4}}), *asked) == 1
-    assert "the bytes of quantization missing are unknown" in capsys.readouterr().err
-    assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "compressed-tensors"}}), *asked) == 1
-    assert "config.json: quantization_config has no num_bits; must be an integer" in capsys.readouterr().err
-    for key, allowed in {"num_hidden_layers": "layers: must be 1", "num_experts": "experts: must be 2"}.items():
-        assert say("--model", write(QWEN | {key: 10**12}), *asked) == 1
-        assert f"1,000,000,000,000 {allowed} to 10,000" in capsys.readouterr().err
+DECLARED = "quantization_config"
+UNCOUNTED = {
+    "{folder}: no config.json": None,
+    ": --model {folder}: config.json: ": "{",
+    "check: --model {folder}: config.json must be a JSON object (got [1, 2])\n": "[1, 2]",
+    "quantization odd are unknown without safetensors; must be one of fp8, ": {DECLARED: {"quant_method": "odd"}},
+    "the bytes of quantization missing are unknown": {DECLARED: {"bits": 4}},
+    "quantization_config has no num_bits; must be an integer": {DECLARED: {"quant_method": "compressed-tensors"}},
+    "1,000,000,000,000 layers: must be 1 to 10,000": {"num_hidden_layers": 10**12},
+    "1,000,000,000,000 experts: must be 2 to 10,000": {"num_experts": 10**12},
+}
+
+
+@pytest.mark.parametrize("line", UNCOUNTED)
+def test_a_model_whose_bytes_are_not_known_is_one_line(line, tmp_path, capsys):
+    config = UNCOUNTED[line]
+    if config is not None:
+        (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(QWEN | config))
+    assert say("--model", tmp_path, "--gpu", "h100", "--batch", 16) == 1
+    assert line.replace("{folder}", str(tmp_path)) in capsys.readouterr().err
 
 
 @pytest.fixture
 def without_sglang(served, monkeypatch):
     monkeypatch.undo()  # what `served` has put in place of asking SGLang
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
-
-@pytest.mark.usefixtures("without_sglang")
-def test_without_sglang_no_flag_of_another_command_is_named(write, capsys):
-    assert say("--model", write(QWEN), "--gpu", "h100") == 1
-    line = "check: not answered: whether it would be served: SGLang is not installed here"
-    assert line in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.usefixtures("without_sglang")
@@ -132,23 +134,21 @@ def test_without_sglang_no_flag_of_another_command_is_named(write, capsys):
         (["--expert-policy", "vanilla", "--mask-padding-experts"], "vanilla routes as the model does"),
     ],
 )
-def test_without_sglang_the_flags_of_a_policy_are_refused_as_a_server_refuses_them(flags, says, capsys):
-    assert say("--model", TINY, "--gpu", "h100", "--json", *flags) == 1
-    out, err = capsys.readouterr()
-    report = json.loads(out)
+def test_without_sglang_the_flags_of_a_policy_are_refused_as_a_server_refuses_them(flags, says, tell):
+    report = tell("--model", TINY, "--gpu", "h100", *flags, code=1)
     (refusal,) = report["refusals"]
-    assert (report["verdict"], report["not_answered"], refusal["by"], err) == ("refused", [], "sglang-xshare", "")
+    assert (report["verdict"], report["not_answered"], refusal["by"]) == ("refused", [], "sglang-xshare")
     assert says in refusal["says"]
     assert "\n" not in refusal["says"]
 
 
 @pytest.mark.usefixtures("without_sglang")
-def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing(tmp_path, capsys):
+def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing(tmp_path, tell):
     policy = ("--expert-policy", "xshare", "--expert-policy-config", '{"add_per_request": 4}')
     more = ("--expert-policy-trace", tmp_path / "trace.jsonl", "--expert-policy-on-disagreement", "stop")
-    assert say("--model", TINY, "--gpu", "h100", "--json", *policy, *more, "--speculative-algorithm", "NGRAM") == 1
-    report = json.loads(capsys.readouterr().out)
-    assert (report["verdict"], report.get("refusals"), len(report["not_answered"])) == ("not checked", None, 1)
+    report = tell("--model", TINY, "--gpu", "h100", *policy, *more, "--speculative-algorithm", "NGRAM", code=1)
+    unanswered = ["whether it would be served: SGLang is not installed here"]  # and no flag of `patch`
+    assert (report["verdict"], report.get("refusals"), report["not_answered"]) == ("not checked", None, unanswered)
 
 
 def ask_alone(*asked):

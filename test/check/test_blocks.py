@@ -5,17 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.gpu.models import COMMON, CONFIGS
+from compatibility.configured import pack
 from sglang_xshare.check.blocks import explain_cut
 from sglang_xshare.compatibility.formats import slice_columns
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 QWEN_235B = COMMON | CONFIGS["qwen3-30b-a3b"] | {"moe_intermediate_size": 1536, "quantization_config": BLOCKS}
-COMPRESSED = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {
-        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}
-    },
-}
 
 
 def explain(shape, name="fp8", **flags):
@@ -42,30 +37,27 @@ def test_it_is_refused_when_a_rank_has_no_whole_blocks(width, ranks):
     assert (slice_columns(width, ranks, 128) is not None) == whole
 
 
-SERVED = {
-    "whole experts": {"tp_size": 8, "ep_size": 8},
-    "two ranks an expert": {"tp_size": 8, "ep_size": 4},
-    "four ranks": {"tp_size": 4},
-    "a CPU pads": {"tp_size": 8, "device": "cpu"},
-    "data-parallel experts": {"tp_size": 8, "moe_dp_size": 2},
-}
+def test_what_divides_is_served(monkeypatch):
+    for flags in (
+        {"ep_size": 8},
+        {"ep_size": 4},  # two ranks an expert
+        {"tp_size": 4},
+        {"device": "cpu"},  # which pads
+        {"moe_dp_size": 2},
+    ):
+        assert explain(QWEN_235B, **{"tp_size": 8, **flags}) is None, flags
+    for unchecked in ({"quant_method": "fp8"}, {"quant_method": "awq", "group_size": 128}, {}):
+        shape = QWEN_235B | {"quantization_config": unchecked}
+        assert explain(shape, unchecked.get("quant_method"), tp_size=8) is None, unchecked
+    monkeypatch.setenv("SGLANG_USE_AITER", "1")  # which pads too
+    assert explain(QWEN_235B, tp_size=8) is None
 
 
-@pytest.mark.parametrize("case", SERVED)
-def test_what_divides_is_served(case):
-    assert explain(QWEN_235B, **SERVED[case]) is None
-
-
-@pytest.mark.parametrize("declared", [{"quant_method": "fp8"}, {"quant_method": "awq", "group_size": 128}, {}])
-def test_formats_that_upstream_does_not_check_are_served(declared):
-    name = declared.get("quant_method")
-    assert explain(QWEN_235B | {"quantization_config": declared}, name, tp_size=8) is None
-
-
-@pytest.mark.parametrize("name", ["compressed-tensors", "blockwise_int8"])
-def test_other_formats_that_it_checks_are_refused(name):
-    declared = COMPRESSED if name == "compressed-tensors" else BLOCKS | {"quant_method": name}
-    assert "192 of the 1536 columns" in explain(QWEN_235B | {"quantization_config": declared}, name, tp_size=8)
+def test_other_formats_that_upstream_checks_are_refused():
+    compressed = pack(num_bits=8, type="float", strategy="block", block_structure=[128, 128])
+    for declared in (compressed, BLOCKS | {"quant_method": "blockwise_int8"}):
+        shape = QWEN_235B | {"quantization_config": declared}
+        assert "192 of the 1536 columns" in explain(shape, declared["quant_method"], tp_size=8)
 
 
 def test_what_it_suggests_is_served():
@@ -81,8 +73,3 @@ def test_what_it_suggests_is_served():
     counted = QWEN_235B | {"moe_intermediate_size": 512, "n_shared_experts": 1}
     assert "64 of the 512 columns of the shared expert" in explain(counted, tp_size=8, ep_size=8)
     assert explain(counted | {"n_shared_experts": 2}, tp_size=8, ep_size=8) is None, "1024 columns"
-
-
-def test_aiter_pads(monkeypatch):
-    monkeypatch.setenv("SGLANG_USE_AITER", "1")
-    assert explain(QWEN_235B, tp_size=8) is None

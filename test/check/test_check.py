@@ -10,23 +10,15 @@ from pathlib import Path
 import pytest
 
 from check.asking import TINY, run_all
+from compatibility import test_expert_placement
 from compatibility.refusals import attempt
-from compatibility.test_expert_placement import FLAG as PLACEMENT
-from compatibility.test_expert_placement import RESOLVED as PLACEMENTS
-from compatibility.test_server import (  # noqa: F401 - written is a fixture
-    ACCEPTED,
-    LISTS,
-    POLICY,
-    keys,
-    list_flags,
-    written,
-)
+from compatibility.test_server import ACCEPTED, LISTS, POLICY, keys, list_flags, written  # noqa: F401 - a fixture
 from served.release import CPU, LATEST, older_releases_take_long
 
 AFFINITY = ("--load-balance-method", "expert_affinity")
 # Wrong in one part of the arguments each, as given or as resolved: any two of them say in which order they are checked.
 WRONG = [
-    (PLACEMENT, "shard"),
+    (test_expert_placement.FLAG, "shard"),
     ("--expert-policy", "nope"),
     (*POLICY, "--enable-two-batch-overlap"),
     (*POLICY, "--max-running-requests", "1"),
@@ -49,7 +41,7 @@ def list_asked(release: str) -> list[tuple[str, ...]]:
     """
     served = [flags for kind in LISTS for cases in list_flags(kind, release) for flags in cases.values()]
     both = [(*one, *two) for one, two in combinations(WRONG, 2)]
-    return [*served, *PLACEMENTS, *WRONG, *both, *WITHOUT_POLICY]
+    return [*served, *test_expert_placement.RESOLVED, *WRONG, *both, *WITHOUT_POLICY]
 
 
 @cache

@@ -1,6 +1,5 @@
 """What `sglang-xshare check` estimates: active experts, kept mass and the time of a step."""
 
-import json
 import re
 
 import pytest
@@ -10,14 +9,13 @@ from benchmark.common.record import read_record
 from benchmark.gpu import moe_layer
 from benchmark.gpu.server import point_key
 from benchmark.records.tables import H200_RUN
-from check.asking import H100, QWEN, ask, compare, compare_step, read_rows, say
+from check.asking import H100, QWEN, compare, compare_step, say
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import COMMON as ASSUMED
 from sglang_xshare.check.estimate import Step, estimate_step
 from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.weights import read_weights
 from sglang_xshare.compatibility.moe_model import MoeModel
-from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.record.figures import PREFIX
 from sglang_xshare.stage.record.interval import Interval, format_log
@@ -45,7 +43,7 @@ def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
         assert abs(estimated / measured - 1) < 0.01
 
 
-H200 = GPUS["h200"].bandwidth * 1e9
+H200 = 4.8e12
 H100_RUN = "2026-11-26-nvidia-h100-80gb-hbm3"
 RUNS = {"H100": (H100_RUN, H100, 0.16), "H200": (H200_RUN, H200, 0.16)}
 """The folder of a GPU's records, its bandwidth, and how far a step of Qwen3-30B-A3B is off there."""
@@ -86,28 +84,26 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
         assert drawn["kept_mass"] < 1, "of the policy"
 
 
+SMALL = MoeModel("model", "Qwen3MoeForCausalLM", 1, 32, 4, "softmax", renormalize=True)
+
+
 def test_drawn_layers_have_the_plans_of_the_models_layers():
-    model = MoeModel("model", "Qwen3MoeForCausalLM", 1, 32, 4, "softmax", renormalize=True)
     schedule = build_schedule("oea", {"k0": 2, "layers": {"0": {"policy": "vanilla"}}}, False)
-    before, after = draw_loads(schedule, model, 16, 1, ASSUMED)["active_experts"]
+    before, after = draw_loads(schedule, SMALL, 16, 1, ASSUMED)["active_experts"]
     assert before == after
     by_request = build_schedule("xshare", {"k0": 0, "add_per_request": 1}, True)
-    assert draw_loads(by_request, model, 16, 16, ASSUMED)["active_experts"][1] == 1, "of one request of 16 rows"
+    assert draw_loads(by_request, SMALL, 16, 16, ASSUMED)["active_experts"][1] == 1, "of one request of 16 rows"
 
 
-@pytest.mark.parametrize(
-    ("policy", "keys", "rows", "tokens", "acts"),
-    [
+def test_a_step_in_which_the_policy_does_not_act_is_drawn_without_it():
+    for policy, keys, rows, tokens, acts in (
         ("moe-spec", {"budget": 8}, 16, 4, True),
         ("moe-spec", {"budget": 8}, 16, 1, False),  # a decode step
         ("xshare", {"k0": 0, "add": 2}, 2, 1, True),
         ("xshare", {"k0": 0, "add": 2}, 1, 1, False),  # below min_rows
-    ],
-)
-def test_a_step_in_which_the_policy_does_not_act_is_drawn_without_it(policy, keys, rows, tokens, acts):
-    model = MoeModel("model", "Qwen3MoeForCausalLM", 1, 32, 4, "softmax", renormalize=True)
-    before, after = draw_loads(build_schedule(policy, keys, True), model, rows, tokens, ASSUMED)["active_experts"]
-    assert (after < before) == acts
+    ):
+        before, after = draw_loads(build_schedule(policy, keys, True), SMALL, rows, tokens, ASSUMED)["active_experts"]
+        assert (policy, rows, tokens, after < before) == (policy, rows, tokens, acts)
 
 
 def test_a_plan_that_the_model_cannot_have_is_refused(write):
@@ -116,15 +112,14 @@ def test_a_plan_that_the_model_cannot_have_is_refused(write):
         step.read_policy("--compare", "xshare:k0=1,add=8,own_share=0.75", {})
 
 
-def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):
+def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, tell, capsys):
     asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 16, *compare("xshare:k0=1,add=24", "oea:k0=3"))
     assert say(*asked) == 0
     out = capsys.readouterr().out
     assert "ESTIMATE, not a measurement" in out
-    assert say(*asked, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["estimate"]["bandwidth_gb_per_s"] == 4800
-    rows = report["estimate"]["estimates"]
+    estimated = tell(*asked)["estimate"]
+    assert estimated["bandwidth_gb_per_s"] == 4800
+    rows = estimated["estimates"]
     pair = [(row["policy"], row["source"]) for row in rows]
     sources = "assumed: agreeing", "assumed: independent"
     assert pair == [(policy, source) for policy in ("xshare:k0=1,add=24", "oea:k0=3") for source in sources]
@@ -139,10 +134,8 @@ def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):
         assert "1.000" in line if side == 0 else " - ".join(masses) in line
 
 
-def test_active_experts_and_bandwidth_as_given(write, capsys):
-    asked = ("--model", write(QWEN), "--batch", 16, "--bandwidth", 3350, "--active", 48.8, 25.1, "--json")
-    assert say(*asked) == 0
-    (row,) = read_rows(capsys)
+def test_active_experts_and_bandwidth_as_given(write, estimate):
+    (row,) = estimate("--batch", 16, "--bandwidth", 3350, "--active", 48.8, 25.1)
     assert row["active_experts"] == [48.8, 25.1]
     weights = read_weights(write(QWEN))
     assert row["moe_layer_us"] == [estimate_step(weights, n, 0, H100)[0] * 1e6 for n in (48.8, 25.1)]
@@ -150,22 +143,23 @@ def test_active_experts_and_bandwidth_as_given(write, capsys):
     assert row["speedup"] > 1
 
 
-def test_the_servers_own_policy_is_estimated_with_its_configuration(write, capsys):
-    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--json", *compare("oea:k0=3"))
-    assert say(*asked, "--expert-policy", "xshare", "--expert-policy-config", '{"add": 24}') == 0
-    rows = read_rows(capsys)
+H200_STEP = ("--gpu", "h200", "--batch", 32)
+XSHARE = compare("xshare:k0=1,add=24")
+
+
+def test_the_servers_own_policy_is_estimated_with_its_configuration(estimate):
+    own = ("--expert-policy", "xshare", "--expert-policy-config", '{"add": 24}')
+    rows = estimate(*H200_STEP, *compare("oea:k0=3"), *own)
     assert [row["policy"] for row in rows] == ['xshare {"add": 24}'] * 2 + ["oea:k0=3"] * 2
-    assert [row | {"policy": ""} for row in rows[:2]] == [row | {"policy": ""} for row in ask(write, capsys)]
+    assert rows[:2] == [row | {"policy": 'xshare {"add": 24}'} for row in estimate(*H200_STEP, *XSHARE)]
 
 
-def test_bare_xshare_is_estimated_where_nobody_names_a_policy(write, capsys):
+def test_bare_xshare_is_estimated_where_nobody_names_a_policy(write, estimate, capsys):
     """Which says what it is; not for a request alone, which it leaves to the model."""
-    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch")
-    assert say(*asked, 32) == 0
+    assert say("--model", write(QWEN), *H200_STEP) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "xshare: k0=1, mass=default (0.85 up to 7 rows, 0.9 up to 15, 0.93 from 16 on)." in told
-    assert say(*asked, 1, "--json") == 0
-    assert {row["policy"] for row in read_rows(capsys)} == {"vanilla"}
+    assert {row["policy"] for row in estimate(*H200_STEP, "--batch", 1)} == {"vanilla"}
 
 
 def test_the_start_command_names_a_model_that_a_file_names(write, tmp_path, capsys):
@@ -191,36 +185,37 @@ def test_without_a_policy_the_models_own_routing_is_told(write, capsys):
 RANKS = ("--tp", 8, "--ep-size", 8, "--dp-size", 8, "--enable-dp-attention")
 
 
-def test_ranks_share_the_experts(write, capsys):
-    one, eight = (ask(write, capsys, *ranks)[0] for ranks in ((), RANKS))
+def test_ranks_share_the_experts(estimate):
+    one, eight = (estimate(*H200_STEP, *XSHARE, *ranks)[0] for ranks in ((), RANKS))
     assert one["fullest_rank_experts"] == one["active_experts"] == eight["active_experts"]
     assert one["active_experts"][0] / 8 < eight["fullest_rank_experts"][0] < one["active_experts"][0] / 2
     assert eight["step_ms"][0] < one["step_ms"][0]
 
 
-def test_slices_of_experts_are_read_by_every_rank(write, capsys):
+def test_slices_of_experts_are_read_by_every_rank(estimate):
     """Tensor parallelism alone: each rank reads as many experts, an eighth of each, and of attention."""
-    one, eight = (ask(write, capsys, *ranks)[0] for ranks in ((), ("--tp", 8)))
+    one, eight = (estimate(*H200_STEP, *XSHARE, *ranks)[0] for ranks in ((), ("--tp", 8)))
     assert eight["fullest_rank_experts"] == one["active_experts"]
     layer, rest = (row["moe_layer_us"][0] - 34 for row in (one, eight))
     assert rest == pytest.approx(layer / 8)
 
 
 @pytest.mark.parametrize(("batch", "most"), [(8, 1), (9, 2), (16, 2)])
-def test_a_step_waits_for_the_rank_with_most_whole_requests(batch, most, write, capsys):
-    (row,) = ask(write, capsys, *RANKS, "--batch", batch, "--active", 10, 5)
-    _, step = estimate_step(read_weights(write(QWEN)), 10, most * 1024, 4.8e12)
+def test_a_step_waits_for_the_rank_with_most_whole_requests(batch, most, write, estimate):
+    (row,) = estimate("--gpu", "h200", *RANKS, "--batch", batch, "--active", 10, 5)
+    _, step = estimate_step(read_weights(write(QWEN)), 10, most * 1024, H200)
     assert row["step_ms"][0] == pytest.approx(step * 1e3)
 
 
-def test_what_is_known_of_the_fullest_rank_is_not_the_models(write, capsys):
-    (row,) = ask(write, capsys, "--active", 10, 5, *RANKS)
+def test_what_is_known_of_the_fullest_rank_is_not_the_models(write, estimate, capsys):
+    asked = (*H200_STEP, *RANKS, "--active", 10, 5)
+    (row,) = estimate(*asked)
     assert (row["active_experts"], row["fullest_rank_experts"]) == (None, [10, 5])
-    assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--active", 10, 5, *RANKS) == 0
+    assert say("--model", write(QWEN), *asked) == 0
     assert "of the fullest rank" in capsys.readouterr().out
 
 
-def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
+def test_the_fullest_rank_is_counted_where_the_page_says(estimate):
     """Its line is the decode log's, and the numbers that it takes from there are taken."""
     interval = Interval(10, 800, 310, 9.0, 10, 0, {}, fullest_before=247, fullest_after=95)
     line = format_log(interval).rpartition(", ")[2]
@@ -228,5 +223,5 @@ def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
     assert f"{PREFIX}fullest_rank_experts_before_total" in PAGE
     counted = re.search(r"means\s+`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
     assert "{} -> {}".format(*counted) in line
-    (row,) = ask(write, capsys, "--tp", 4, "--ep-size", 4, "--active", *counted)
+    (row,) = estimate(*H200_STEP, "--tp", 4, "--ep-size", 4, "--active", *counted)
     assert row["fullest_rank_experts"] == [24.7, 9.5]

@@ -1,26 +1,34 @@
-"""What SGLang resolves for a GPU that is not there."""
+"""What SGLang resolves for a GPU that is not there: all of a report has one reading of the model, SGLang's."""
 
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmark.gpu.models import COMMON, CONFIGS
-from check.asking import list_warnings, run_all
+from check.asking import QWEN, TINY, list_warnings, run_all
+from check.published import read_shape
+from check.test_blocks import BLOCKS, QWEN_235B
+from compatibility.configured import write_configs
 from scripts.runners import FP8
-from served.release import LATEST, OLDER
+from served.release import CPU, LATEST, OLDER, older_releases_take_long
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.server import read_flags
+from sglang_xshare.check.weights import read_weights
 from sglang_xshare.gpus import GPUS
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 MODELS = {
-    "bf16": COMMON | CONFIGS["qwen3-30b-a3b"],
-    "awq": COMMON | CONFIGS["qwen3-30b-a3b"] | {"dtype": "float16", "quantization_config": AWQ},
+    "bf16": QWEN,
+    "awq": QWEN | {"dtype": "float16", "quantization_config": AWQ},
     "gpt-oss": COMMON | CONFIGS["gpt-oss-20b"],
-    "fp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": FP8},
-    "w4afp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": {"quant_method": "w4afp8"}},
+    "fp8": QWEN | {"quantization_config": FP8},
+    "w4afp8": QWEN | {"quantization_config": {"quant_method": "w4afp8"}},
+    "235b": QWEN_235B,
+    "deepseek": read_shape("DeepSeek-V3")
+    | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "quantization_config": FP8 | BLOCKS},
 }
 RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, the verdict
     ("bf16", "a100"): ("auto", None, "served"),
@@ -35,35 +43,49 @@ TWENTY_FOUR = ("--expert-policy", "xshare:k0=1,add=24")
 UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
 WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
 """The releases that can be told what GPU there is."""
+CHANGES = '{"num_hidden_layers": 12, "num_experts_per_tok": 4}'
+DRAFTS = ("--speculative-algorithm", "EAGLE3", "--speculative-num-draft-tokens", "48")
+FLAGS = {  # of servers on an H200
+    "overrides": ("bf16", ("--json-model-override-args", CHANGES)),
+    "quantized": ("bf16", ("--quantization", "fp8")),
+    "float32": ("bf16", ("--dtype", "float32")),
+    "dummy": ("bf16", ("--load-format", "dummy")),
+    "wrong policy": ("bf16", ("--expert-policy", "xshare:bogus=2", *DRAFTS)),
+    "cut": ("235b", ("--tp", "8")),
+    "whole": ("235b", ("--tp", "8", "--ep-size", "8")),
+    "fewer": ("235b", ("--tp", "4")),
+}
 
 
 @cache
-def ask_of_gpus(tree: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """The answers for every model and GPU of `RESOLVED`."""
-    return dict(zip(RESOLVED, run_all(tree, list_gpus(folder)), strict=True))
+def ask(tree: Path, folder: Path) -> dict[Any, dict[str, Any]]:
+    """The reports and exit codes of `RESOLVED`, of `FLAGS` and of the small checkpoint, asked in one process."""
+    servers: dict[Any, tuple[str, ...]] = {
+        **{(model, gpu): (str(folder / model), "--gpu", gpu, *TWENTY_FOUR) for model, gpu in RESOLVED},
+        **{name: (str(folder / model), "--gpu", "h200", *flags) for name, (model, flags) in FLAGS.items()},
+        "tiny": (str(TINY), *CPU, "--batch", "2"),
+    }
+    answers = run_all(tree, [["--json", "--model", *flags] for flags in servers.values()])
+    return {case: json.loads(one["out"]) | {"code": one["code"]} for case, one in zip(servers, answers, strict=True)}
 
 
-def list_gpus(folder: Path) -> list[list[str]]:
-    """The arguments for every model and GPU of `RESOLVED`, of models that are written into the folder."""
-    for name, config in MODELS.items():
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(config))
-    return [["--json", "--model", str(folder / model), "--gpu", gpu, *TWENTY_FOUR] for model, gpu in RESOLVED]
+@pytest.fixture
+def reports(patched_release, tmp_path_factory):
+    """Call it with a release for its reports."""
+    folder = write_configs(tmp_path_factory.getbasetemp() / "models", MODELS)
+    return lambda release: ask(patched_release(release), folder)
 
 
 @WITH_GPU
 @pytest.mark.parametrize(("model", "gpu"), RESOLVED)
-def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp() / "models"
-    folder.mkdir(exist_ok=True)
-    answer = ask_of_gpus(patched_release(release), folder)[model, gpu]
-    report = json.loads(answer["out"])
+def test_what_auto_becomes_on_a_gpu(model, gpu, release, reports):
+    report = reports(release)[model, gpu]
     runner, moved, verdict = RESOLVED[model, gpu]
     lines = [line for line in list_warnings(report) if line.startswith("expert policy: ")]
     assert lines == ([f"expert policy: MoE runner {moved} (auto) -> {runner}"] if moved else [])
     assert report["moe_runner"] == runner
     assert [UNFIT in refusal["says"] for refusal in report["refusals"]] == ([True] if verdict == "refused" else [])
-    assert (answer["code"], report["verdict"]) == (int(verdict != "served"), verdict)
+    assert (report["code"], report["verdict"]) == (int(verdict != "served"), verdict)
     assert report["served"] is (verdict == "served")
     assert (report["gpu"], report["device"]) == (gpu, "cuda")
 
@@ -76,3 +98,51 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
     (tmp_path / "server.yaml").write_text("port: 3\n")
     flags = ["--config", str(tmp_path / "server.yaml")]
     assert _on_device(flags, read_flags(flags), GPUS["h100"]) == [*flags, "--device", "cuda"]
+
+
+@pytest.mark.parametrize("name", ["overrides", "quantized", "float32", "dummy"])
+def test_flags_that_change_the_model_change_all_of_the_report(name, reports, write):
+    """And SGLang reads them as `check` does without it."""
+    report, weights = reports(LATEST)[name], read_weights(write(QWEN), read_flags(FLAGS[name][1]))
+    assert report["verdict"] == "served"
+    assert report["weights"]["expert_bytes"] == weights.expert
+    assert report["weights"]["other_bytes"] == weights.held
+    assert report["weights"]["cache_bytes_per_token"] == weights.cache
+    shape = (report["model"]["layers"], report["weights"]["moe_layers"], report["model"]["top_k"])
+    assert shape == ((12, 12, 4) if name == "overrides" else (48, 48, 8))
+
+
+def test_a_verdict_is_not_contradicted_as_the_model_is_built(reports):
+    verdicts = {name: reports(LATEST)[name]["verdict"] for name in ("cut", "whole", "fewer")}
+    assert verdicts == {"cut": "refused", "whole": "served", "fewer": "served"}
+    (refusal,) = reports(LATEST)["cut"]["refusals"]
+    assert refusal["by"] == "SGLang"
+    assert refusal["says"].endswith("; use --ep-size 8 or --tp 4")
+
+
+def test_a_wrong_policy_leaves_the_report(reports):
+    """The warning about drafts, which needs the policy, is left out."""
+    refusal, *_ = reports(LATEST)["wrong policy"]["refusals"]
+    assert "bogus" in refusal["says"]
+
+
+@older_releases_take_long
+def test_groups_of_data_parallel_attention_are_what_sglang_resolves(release, patched_release, tmp_path):
+    """0.5.22 and later resolve --dp-size 8 --enable-dp-attention to `attn_dp_size` 8 and `dp_size` 1. Each group holds
+    all of the attention.
+    """
+    model = str(write_configs(tmp_path, MODELS) / "deepseek")
+    spellings = [["--dp-size", "8", "--enable-dp-attention"], *[["--attn-dp-size", "8"]] * (release == LATEST)]
+    asked = [["--json", "--model", model, "--gpu", "h200", "--tp", "8", *spelt] for spelt in spellings]
+    for answer in run_all(patched_release(release), asked):
+        report = json.loads(answer["out"])
+        weights = report["weights"]
+        assert weights["gpu_bytes"] == weights["all_experts_bytes"] / 8 + weights["other_bytes"]
+        assert weights["gpu_bytes"] == pytest.approx(100.7e9, rel=0.002)
+        assert [line for line in list_warnings(report) if "while one rank prefills" in line]
+
+
+def test_the_tiny_checkpoint_is_counted_by_its_files(reports):
+    report = reports(LATEST)["tiny"]
+    assert (report["weights"]["source"], report["model"]["experts"]) == ("safetensors", 64)
+    assert report["never_executed"] == [], "a CPU's server is executed in tests"

@@ -6,24 +6,25 @@ from math import prod
 
 import pytest
 
-from benchmark.common.paths import ROOT
-from check.asking import QWEN
+from check.asking import QWEN, TINY
 from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.tensors import read_headers
 from sglang_xshare.check.weights import read_weights
 
+TWO_LAYERS = QWEN | {"num_hidden_layers": 2}
 SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
 
 
-def write_headers(file, tensors):
-    """Write a safetensors file that ends after its header: {name: (dtype, shape)}."""
+def write_headers(folder, tensors, file="model.safetensors"):
+    """Write a safetensors file that ends after its header, {name: (dtype, shape)}, into the folder."""
     header, begin = {"__metadata__": {"format": "pt"}}, 0
     for name, (dtype, shape) in tensors.items():
         end = begin + prod(shape) * SIZES[dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text)
+    (folder / file).write_bytes(struct.pack("<Q", len(text)) + text)
+    return folder
 
 
 def list_qwen(layers=2, dtype="BF16"):
@@ -45,31 +46,27 @@ def list_qwen(layers=2, dtype="BF16"):
 
 
 def test_headers_and_modules_count_the_same(write):
-    modules = read_weights(write(QWEN | {"num_hidden_layers": 2}))
-    folder = write(QWEN | {"num_hidden_layers": 2})
-    write_headers(folder / "model.safetensors", list_qwen())
-    headers = read_weights(folder)
+    modules = read_weights(write(TWO_LAYERS))
+    headers = read_weights(write_headers(write(TWO_LAYERS), list_qwen()))
     assert (modules.source, headers.source) == ("transformers", "safetensors")
     for name in ("moe_layers", "expert", "dense", "held", "cache", "cache_heads"):
         assert getattr(headers, name) == getattr(modules, name), name
 
 
 def test_the_shipped_checkpoint_is_counted_by_its_own_bytes():
-    folder = ROOT / "checkpoints" / "qwen3-moe-tiny"
-    weights = read_weights(folder)
+    weights = read_weights(TINY)
     experts = weights.moe_layers * weights.model.num_experts * weights.expert
-    stored = sum(tensor.count * 2 for tensor in read_headers(folder))
+    stored = sum(tensor.count * 2 for tensor in read_headers(TINY))
     assert experts + weights.held == stored
 
 
 def test_bytes_of_a_quantized_checkpoint_are_those_stored(write):
     """Whatever the quantization is called: matrices of a byte, scales, all else in bfloat16."""
-    folder = write(QWEN | {"num_hidden_layers": 2, "quantization_config": {"quant_method": "unheard-of"}})
     tensors = list_qwen(dtype="F8_E4M3")
     scaled = [name for name, (dtype, _) in tensors.items() if dtype == "F8_E4M3"]
     tensors |= {f"{name}_scale_inv": ("F32", (6, 16)) for name in scaled}
-    write_headers(folder / "model.safetensors", tensors)
-    weights = read_weights(folder)
+    unknown = TWO_LAYERS | {"quantization_config": {"quant_method": "unheard-of"}}
+    weights = read_weights(write_headers(write(unknown), tensors))
     assert weights.expert == 3 * (2048 * 768 + 6 * 16 * 4)
     assert weights.bits is None
     assert weights.held == sum(
@@ -80,20 +77,15 @@ def test_bytes_of_a_quantized_checkpoint_are_those_stored(write):
 @pytest.mark.parametrize("flags", [[], ["--quantization", "fp8"], ["--dtype", "float16"]])
 def test_a_flag_quantizes_no_quantized_checkpoint_again(flags, write):
     """ModelOpt declares its quantization in a file of its own, and leaves some matrices in bfloat16."""
-    folder = write(QWEN | {"num_hidden_layers": 2})
-    write_headers(
-        folder / "model.safetensors",
-        list_qwen() | {name: ("F8_E4M3", shape) for name, (_, shape) in list_qwen().items() if ".experts." in name},
-    )
-    weights = read_weights(folder, read_flags(flags))
+    experts = {name: ("F8_E4M3", shape) for name, (_, shape) in list_qwen().items() if ".experts." in name}
+    weights = read_weights(write_headers(write(TWO_LAYERS), list_qwen() | experts), read_flags(flags))
     assert weights.expert == 3 * 2048 * 768
     assert weights.held == sum(prod(shape) * 2 for name, (_, shape) in list_qwen().items() if ".experts." not in name)
 
 
 def test_flags_change_what_is_not_stored_as_it_is_served(write):
-    folder = write(QWEN | {"num_hidden_layers": 2})
-    # As encoders of images have them.
-    write_headers(folder / "model.safetensors", list_qwen() | {"visual.position_ids": ("I64", (1, 729))})
+    positions = {"visual.position_ids": ("I64", (1, 729))}  # as encoders of images have them
+    folder = write_headers(write(TWO_LAYERS), list_qwen() | positions)
     plain = read_weights(folder)
     assert read_weights(folder, read_flags(["--dtype", "float32"])).expert == 2 * plain.expert
     assert read_weights(folder, read_flags(["--quantization", "fp8"])).expert == plain.expert / 2
@@ -110,10 +102,10 @@ def test_a_file_that_is_no_safetensors_leaves_the_count_to_modules(content, writ
 
 
 def test_an_index_with_a_missing_file_leaves_the_count_to_modules(write):
-    folder = write(QWEN | {"num_hidden_layers": 2})
+    folder = write(TWO_LAYERS)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a.safetensors", "x": "b.safetensors"}}))
-    write_headers(folder / "a.safetensors", list_qwen())
+    write_headers(folder, list_qwen(), "a.safetensors")
     assert read_weights(folder).source == "transformers"
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a.safetensors"}}))
     (folder / "consolidated.safetensors").write_bytes(b"not in the index")
@@ -124,7 +116,5 @@ def test_an_index_with_a_missing_file_leaves_the_count_to_modules(write):
 
 @pytest.mark.parametrize("tensors", [{"model.layers.0.mlp.up_proj.weight": ("BF16", (8, 8))}, list_qwen(0)])
 def test_a_checkpoint_whose_names_tell_no_experts_is_not_guessed(tensors, write):
-    folder = write(QWEN)
-    write_headers(folder / "model.safetensors", tensors)
     with pytest.raises(ValueError, match="none of the model's tensors is an expert's"):
-        read_weights(folder)
+        read_weights(write_headers(write(QWEN), tensors))

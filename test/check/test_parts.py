@@ -51,6 +51,7 @@ def test_encoders_are_held_and_not_read():
     assert parts.held == alone.held + 2 * 64
 
 
+WITHOUT_ATTENTION = {name: shape for name, shape in BASE.items() if "self_attn" not in name}
 ATTENTION = {
     "latent": ({"self_attn.kv_a_proj_with_mqa.weight": (7, 8)}, (7, 1)),
     "one head": ({"attn.wkv.weight": (7, 8)}, (7, 1)),
@@ -65,9 +66,8 @@ ATTENTION = {
 @pytest.mark.parametrize("case", ATTENTION)
 def test_what_attention_caches(case):
     shapes, expected = ATTENTION[case]
-    rest = {name: shape for name, shape in BASE.items() if "self_attn" not in name}
     layer = {f"model.layers.0.{name}": shape for name, shape in shapes.items()}
-    parts = sort(rest | layer, num_attention_heads=4, num_key_value_heads=2)
+    parts = sort(WITHOUT_ATTENTION | layer, num_attention_heads=4, num_key_value_heads=2)
     assert (parts.cached, parts.cache_heads) == expected
 
 
@@ -75,9 +75,8 @@ def test_linear_attention_caches_nothing():
     """Kimi Linear projects keys and values too."""
     linear = {f"model.layers.1.self_attn.{name}": (6, 8) for name in ("k_proj.weight", "v_proj.weight", "A_log")}
     assert sort(BASE | linear, layers=2).cached == sort(BASE).cached
-    alone = {name: shape for name, shape in BASE.items() if "self_attn" not in name}
     with pytest.raises(ValueError, match="none of the model's tensors projects to keys and values"):
-        sort(alone | {"model.layers.0.mixer.A_log": (8,)})
+        sort(WITHOUT_ATTENTION | {"model.layers.0.mixer.A_log": (8,)})
 
 
 def test_stacked_experts_are_known_by_their_number():

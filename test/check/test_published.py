@@ -4,8 +4,7 @@ import pytest
 import transformers
 
 from benchmark.common.paths import ROOT
-from check.published import BILLIONS, UNKNOWN, read_shape
-from check.shapes import SHAPES
+from check.published import FAMILIES, UNKNOWN, read_shape
 from served.hub import ON_HUB
 from sglang_xshare.check.weights import read_weights
 
@@ -15,24 +14,24 @@ def count(weights):
     return (weights.moe_layers * weights.model.num_experts * weights.expert + weights.held) / 2
 
 
-@pytest.mark.parametrize("name", BILLIONS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_has_the_weights_that_it_was_published_with(name, write):
     """Within 1 %, or within half of the last digit that is published."""
-    published = float(BILLIONS[name])
-    digits = len(BILLIONS[name].partition(".")[2])
+    billions = FAMILIES[name]["billions"]
+    published, digits = float(billions), len(billions.partition(".")[2])
     found = count(read_weights(write(read_shape(name)))) / 1e9
     assert abs(found - published) <= max(published * 0.01, 0.5 / 10**digits)
 
 
 def test_every_family_of_the_page_is_counted_or_named():
-    assert {*BILLIONS, *UNKNOWN} - {"Llama 4"} == set(ON_HUB)
+    assert {*FAMILIES, *UNKNOWN} - {"Llama 4"} == set(ON_HUB)
     page = (ROOT / "docs" / "check.md").read_text()
-    assert f"compares {len(BILLIONS) - 1} families, and Llama 4," in page
+    assert f"compares {len(FAMILIES) - 1} families, and Llama 4," in page
 
 
 def test_layers_and_experts_are_the_module_trees(write):
     """NemotronH: 23 of 52 layers have experts, of two matrices."""
-    weights = read_weights(write(SHAPES["Nemotron 3"]))
+    weights = read_weights(write(read_shape("Nemotron 3")))
     assert weights.moe_layers == 23
     assert weights.expert == 2 * 2688 * 1856 * 2
     assert 2 * count(weights) == pytest.approx(63.2e9, rel=0.005)

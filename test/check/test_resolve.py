@@ -1,48 +1,29 @@
-"""What `check` makes of what SGLang says, of its faults and of ours, and of what is wrong before SGLang is asked."""
+"""What `check` makes of what SGLang says, of its faults and of ours, and of flags that a file has."""
 
 import logging
 from types import SimpleNamespace
 
 import pytest
 
-from check.asking import TINY
+from check.asking import say
 from refused import read_refusal
 from sglang_xshare.check.resolve import Resolution, _listening, _resolve
 from sglang_xshare.check.server import read_flags
-from sglang_xshare.cli import main
-
-BAD = {
-    "--gpu h101: ": ["--model", str(TINY), "--gpu", "h101"],
-    "--model /nowhere/model: ": ["--model", "/nowhere/model"],
-    "--model nobody/no-such-model: ": ["--model", "nobody/no-such-model"],
-    "--model: missing": ["--tp", "2"],
-    "--config /nowhere.yaml: ": ["--config", "/nowhere.yaml"],
-    "--device cpu with --gpu: ": ["--model", str(TINY), "--gpu", "h100", "--device", "cpu"],
-}
-
-
-@pytest.mark.parametrize("line", BAD)
-def test_bad_input_is_told_before_sglang_is_imported(line, monkeypatch, capsys):
-    monkeypatch.setattr("sglang_xshare.check.command._judge", None)
-    assert main(["check", *BAD[line]]) == 1
-    assert read_refusal(capsys).startswith(f"check: {line}")
 
 
 def test_a_configuration_file_that_cannot_be_read_is_one_line(tmp_path, capsys):
-    texts = {"torn.yaml": "tp: [", "list.yaml": "- tp", "latin.yaml": "model: caf\xe9", "flags.txt": "tp: 2"}
-    texts["deep.yaml"] = "[" * 5_000
-    reasons = {
-        "none.yaml": " (No such file or directory)",
-        "torn.yaml": " (while parsing a flow node",
-        "list.yaml": " (got a list)",
-        "latin.yaml": " ('utf-8' codec can't decode",
-        "flags.txt": "\n",
-        "deep.yaml": " (maximum recursion depth exceeded",
+    wrong = {
+        "none.yaml": (None, " (No such file or directory)"),
+        "torn.yaml": ("tp: [", " (while parsing a flow node"),
+        "list.yaml": ("- tp", " (got a list)"),
+        "latin.yaml": ("model: caf\xe9", " ('utf-8' codec can't decode"),
+        "flags.txt": ("tp: 2", "\n"),
+        "deep.yaml": ("[" * 5_000, " (maximum recursion depth exceeded"),
     }
-    for name, text in texts.items():
-        (tmp_path / name).write_bytes(text.encode("latin-1"))
-    for name, reason in reasons.items():
-        assert main(["check", "--config", str(tmp_path / name)]) == 1
+    for name, (text, reason) in wrong.items():
+        if text is not None:
+            (tmp_path / name).write_bytes(text.encode("latin-1"))
+        assert say("--config", tmp_path / name) == 1
         line = f"check: --config {tmp_path / name}: must be a YAML file of the server's flags, *.yaml"
         assert f"{read_refusal(capsys)}\n".startswith(line + reason)
 
@@ -71,10 +52,9 @@ READ = {  # data-parallel groups of attention, expert-parallel ranks, slots
 }
 
 
-@pytest.mark.parametrize("flags", READ)
-def test_flags_that_another_flag_puts_to_use(flags):
-    found = read_flags(["--tp", "8", *flags.split()])
-    assert (found.dp_size, found.ep_size, found.slots) == READ[flags]
+def test_flags_that_another_flag_puts_to_use():
+    found = {flags: read_flags(["--tp", "8", *flags.split()]) for flags in READ}
+    assert {flags: (one.dp_size, one.ep_size, one.slots) for flags, one in found.items()} == READ
 
 
 def test_warnings_are_told_without_colours():

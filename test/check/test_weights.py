@@ -9,6 +9,7 @@ import pytest
 from benchmark.gpu.models import COMMON, CONFIGS
 from check.asking import QWEN, say
 from check.published import read_shape
+from compatibility.configured import pack
 from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.weights import Weights, count_cache, count_held, read_weights
 
@@ -24,13 +25,8 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
     assert weights.cache == 48 * 2 * 4 * 128 * 2
 
 
-def pack(**weights):
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
-
-
-@pytest.mark.parametrize(
-    ("quantization", "bits"),
-    [
+def test_bits_a_weight_by_quantization(write):
+    for quantization, bits in (
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
         ({"quant_method": "mxfp4"}, 4.25),
         ({"quant_method": "fp8", "routed_experts_quant_method": "mxfp4"}, 4.25),
@@ -40,11 +36,9 @@ def pack(**weights):
         (pack(type="int", num_bits=4, group_size=32), 4.5),
         (pack(type="float", num_bits=4, group_size=16), 4.5),
         (pack(type="float", num_bits=8, group_size=None), 8),
-    ],
-)
-def test_bits_a_weight_by_quantization(quantization, bits, write):
-    weights = read_weights(write(QWEN | {"quantization_config": quantization}))
-    assert (weights.bits, weights.expert) == (bits, 3 * 2048 * 768 * bits / 8)
+    ):
+        weights = read_weights(write(QWEN | {"quantization_config": quantization}))
+        assert (quantization, weights.bits, weights.expert) == (quantization, bits, 3 * 2048 * 768 * bits / 8)
 
 
 def test_mxfp4_is_of_experts_alone(write):
@@ -120,9 +114,8 @@ CHECKPOINTS = {"qwen3-30b-a3b": 61.06e9, "gpt-oss-120b": 65.25e9, "gpt-oss-20b":
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_weights_are_the_published_checkpoints(name, write, capsys):
-    assert say("--model", write(COMMON | CONFIGS[name]), "--gpu", "h100", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+def test_weights_are_the_published_checkpoints(name, write, tell):
+    report = tell("--model", write(COMMON | CONFIGS[name]), "--gpu", "h100")
     weights, memory = report["weights"], report["memory"]
     assert weights["total_bytes"] == pytest.approx(CHECKPOINTS[name], rel=0.005)
     assert weights["gpu_bytes"] == weights["total_bytes"]
@@ -130,61 +123,50 @@ def test_weights_are_the_published_checkpoints(name, write, capsys):
     assert memory["cache_tokens"] == int(memory["left_bytes"] / weights["cache_bytes_per_token"])
 
 
-def test_what_does_not_fit_is_not_served(write, capsys):
+def test_what_does_not_fit_is_not_served(write, tell, capsys):
     asked = ("--model", write(QWEN), "--gpu", "rtx4090", "--mem-fraction-static", 0.9)
-    assert say(*asked, "--json") == 1
-    report = json.loads(capsys.readouterr().out)
+    report = tell(*asked, code=1)
     assert (report["verdict"], report["served"], report["memory"]["fits"]) == ("does not fit", False, False)
     experts, others = 48 * 128 * 9437184, read_weights(write(QWEN)).held
     assert report["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others) / (experts / 128)) == 44
     for more in (("--enable-paged-experts", "--paged-experts-num-resident", 200), ("--ep-num-redundant-experts", 16)):
-        assert say(*asked, *more, "--json") == 1
-        assert json.loads(capsys.readouterr().out)["memory"]["resident_experts"] == 44, more
+        assert tell(*asked, *more, code=1)["memory"]["resident_experts"] == 44, more
     assert say(*asked) == 1
     assert "44 of 128 experts a layer would fit resident" in capsys.readouterr().out
-    assert say(*asked, "--batch", 16, "--context", 8192, "--json") == 1
-    out, err = capsys.readouterr()
+    report = tell(*asked, "--batch", 16, "--context", 8192, code=1)
     cached = 16 * 8192 * 48 * 2 * 4 * 128 * 2
-    assert json.loads(out)["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others - cached) / (experts / 128))
-    assert err == "check: not answered: the time of a step: the weights do not fit\n"
-    assert "step_ms" not in json.loads(out)["estimate"]["estimates"][0]
-    assert say(*asked, "--cpu-offload-gb", 64) == 0, "they lie elsewhere"
-    assert say(*asked, "--cpu-offload-gb", 64, "--batch", 16, "--active", 40, 20) == 1
-    assert "the time of a step: offloaded weights come from another memory\n" in capsys.readouterr().err
+    assert report["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others - cached) / (experts / 128))
+    assert report["not_answered"] == ["the time of a step: the weights do not fit"]
+    assert "step_ms" not in report["estimate"]["estimates"][0]
+    assert tell(*asked, "--cpu-offload-gb", 64)["served"], "they lie elsewhere"
+    report = tell(*asked, "--cpu-offload-gb", 64, "--batch", 16, "--active", 40, 20, code=1)
+    assert report["not_answered"] == ["the time of a step: offloaded weights come from another memory"]
 
 
-def test_a_step_whose_cache_does_not_fit_is_not_timed(write, capsys):
+def test_a_step_whose_cache_does_not_fit_is_not_timed(write, tell):
     """The weights leave 90 GB for 98,304 bytes a token."""
-    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--active", 40, 20, "--json", "--context")
-    assert say(*asked, 28_000) == 0
-    assert "step_ms" in json.loads(capsys.readouterr().out)["estimate"]["estimates"][0]
-    assert say(*asked, 29_000) == 1
-    out, err = capsys.readouterr()
-    assert "step_ms" not in json.loads(out)["estimate"]["estimates"][0]
-    assert err.startswith("check: not answered: the time of a step: --batch 32 with --context 29,000 takes ")
+    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--active", 40, 20, "--context")
+    timed, untimed = tell(*asked, 28_000), tell(*asked, 29_000, code=1)
+    assert ["step_ms" in report["estimate"]["estimates"][0] for report in (timed, untimed)] == [True, False]
+    (reason,) = untimed["not_answered"]
+    assert reason.startswith("the time of a step: --batch 32 with --context 29,000 takes ")
 
 
 @pytest.mark.parametrize(("slots", "fits"), [(32, True), (120, False)])
-def test_slots_of_paged_experts_are_what_a_gpu_holds(slots, fits, write, capsys):
+def test_slots_of_paged_experts_are_what_a_gpu_holds(slots, fits, write, tell):
     paged = ("--enable-paged-experts", "--paged-experts-num-resident", slots)
-    assert say("--model", write(QWEN), "--gpu", "rtx4090", *paged, "--json") == int(not fits)
-    report = json.loads(capsys.readouterr().out)
+    report = tell("--model", write(QWEN), "--gpu", "rtx4090", *paged, code=int(not fits))
     held = read_weights(write(QWEN)).held
     assert report["weights"]["gpu_bytes"] == 48 * slots * 9437184 + held
     assert (report["memory"]["fits"], 40 < report["memory"].get("resident_experts", 41) < 120) == (fits, True)
 
 
-def test_ranks_divide_the_weights(write, capsys):
-    assert say("--model", write(QWEN), "--gpu", "rtx4090", "--tp", 4, "--json") == 0
-    weights = json.loads(capsys.readouterr().out)["weights"]
+def test_ranks_divide_the_weights(write, tell):
+    weights = tell("--model", write(QWEN), "--gpu", "rtx4090", "--tp", 4)["weights"]
     assert weights["gpu_bytes"] == pytest.approx(weights["total_bytes"] / 4)
     assert weights["cache_bytes_per_token"] == 48 * 2 * 128 * 2, "one of four heads"
-    flags = ("--tp", 4, "--ep-size", 4, "--dp-size", 4, "--enable-dp-attention")
-    assert say("--model", write(QWEN), "--gpu", "rtx4090", *flags, "--json") == 0
-    weights = json.loads(capsys.readouterr().out)["weights"]
-    assert weights["gpu_bytes"] == pytest.approx(weights["all_experts_bytes"] / 4 + weights["other_bytes"])
     copies = ("--tp", 24, "--ep-size", 24, "--ep-num-redundant-experts", 16)
-    assert say("--model", write(QWEN), "--gpu", "h200", *copies) == 0, "144 experts on 24 ranks"
+    assert tell("--model", write(QWEN), "--gpu", "h200", *copies)["served"], "144 experts on 24 ranks"
 
 
 HELD: Any = SimpleNamespace(num_experts=6)

@@ -1,11 +1,19 @@
 """A model's configuration as SGLang has read it, and a server's arguments as SGLang has resolved them."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 
 def model(architecture: str, **text_config: object) -> SimpleNamespace:
     names, text = SimpleNamespace(architectures=[architecture]), SimpleNamespace(**text_config)
     return SimpleNamespace(hf_config=names, hf_text_config=text, num_hidden_layers=4)
+
+
+def pack(**weights: object) -> dict[str, object]:
+    """What a compressed-tensors checkpoint declares of its weights."""
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
 def server(**changes: object) -> SimpleNamespace:
@@ -18,3 +26,11 @@ def server(**changes: object) -> SimpleNamespace:
         **{"max_running_requests": None, "speculative_adaptive": False, "device": "cpu", "model_path": "path"},
     }
     return SimpleNamespace(**served | changes)
+
+
+def write_configs(folder: Path, configs: Mapping[str, object]) -> Path:
+    """Write models of these configurations without weights, each into a folder of its name."""
+    for name, config in configs.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return folder

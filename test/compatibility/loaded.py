@@ -68,17 +68,10 @@ USUAL = {
 }
 
 
-def find(
-    configs: list[TopKConfig],
-    runners: int,
-    function=start_layers.read_layers,
-    method: Method | str | None = "triton",
-    attributes: dict[str, Any] | None = None,
-    **flags: Any,
-) -> Any:
-    """The layers that the stage finds in a model of these routers and runners, on a server with these flags."""
+def find(configs, runners=None, function=start_layers.read_layers, method="triton", attributes=None, **flags):
+    """The layers that the stage finds in a model of these routers, each with a runner, on a server with these flags."""
     server_args = SimpleNamespace(**{"expert_policy": "xshare", **USUAL, **flags})
     method = method if isinstance(method, Method) else Method(method)
-    model = Loaded(configs, runners, method, **attributes or {})
+    model = Loaded(configs, len(configs) if runners is None else runners, method, **attributes or {})
     runner = SimpleNamespace(model=model, server_args=server_args, device="cuda")
     return function(runner, read_arguments(server_args))

@@ -3,25 +3,25 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from served.release import CPU, make_env, run_script
 
 FILE = Path(__file__).with_name("refusals.json")
 LINES: dict[str, dict[str, str]] = json.loads(FILE.read_text())
 """The whole line of every refusal, by list and case; `test_refusals.py` writes them."""
-Answer = dict[str, object] | None
-"""As `resolve_arguments.py` prints a refusal; None where the server would start."""
 
 
-def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Answer]:
-    """The answer to each list of arguments."""
-    lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
-    answers = run_script(Path(__file__).with_name("resolve_arguments.py"), make_env(tree), lines)
+def resolve(tree: Path, model: Path, asked: Sequence[Sequence[str]], is_b200: bool = False) -> list[dict[str, Any]]:
+    """What `resolve_arguments.py` prints of each list of arguments."""
+    env = make_env(tree) | {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
+    lines = [["--model-path", str(model), *arguments] for arguments in asked]
+    answers = run_script(Path(__file__).with_name("resolve_arguments.py"), env, (is_b200, lines))
     assert len(answers) == len(lines)
-    return [answer if "says" in answer else None for answer in answers]
+    return answers
 
 
-def line_of(answer: Answer) -> str:
-    """What a refused server says."""
-    assert answer is not None
-    return str(answer["says"])
+def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[dict[str, Any] | None]:
+    """What each server on a CPU is refused with, and whether it is our line; None if it would start."""
+    answers = resolve(tree, model, [(*CPU, *arguments) for arguments in asked])
+    return [{key: one[key] for key in ("ours", "says")} if "says" in one else None for one in answers]

@@ -11,28 +11,18 @@ from typing import Any
 import pytest
 
 from compatibility.configured import server
-from scripts.runners import FP8, GPT_OSS, KIMI, QWEN3, write_model
-from scripts.runners import MXINT4 as DECLARED_MXINT4
-from served.release import LATEST, make_env, older_releases_take_long, run_script
+from compatibility.refusals import resolve
+from scripts.runners import FP8, GPT_OSS, KIMI, MXINT4, QWEN3, write_model
+from served.release import LATEST, older_releases_take_long
 from sglang_xshare.compatibility import backend, formats
 from sglang_xshare.compatibility import experts as experts_module
 from sglang_xshare.compatibility.experts import Experts, ranks_logits, read_experts
-from sglang_xshare.compatibility.formats import (
-    BF16,
-    COMPRESSED_NVFP4,
-    FP8_BLOCK,
-    FP8_CHANNEL,
-    FP8_TENSOR,
-    MXFP4,
-    MXFP4_IN_FP8,
-    MXINT4,
-    Format,
-)
+from sglang_xshare.compatibility.formats import Format
 from sglang_xshare.refusal import ExpertPolicyError
 
 MODELS = {  # that flashinfer_trtllm routes itself, in whichever release; no runner's kernel; ranked by triton_kernel
     "fp8": (QWEN3, FP8),
-    "int4": (KIMI, DECLARED_MXINT4),
+    "int4": (KIMI, MXINT4),
     "w4afp8": (QWEN3, {"quant_method": "w4afp8"}),
     "mxfp4": (GPT_OSS, GPT_OSS["quantization_config"]),
     "gpt-oss": ({key: value for key, value in GPT_OSS.items() if key != "quantization_config"}, None),
@@ -75,8 +65,8 @@ def models(tmp_path_factory):
 def ask(tree: Path, models: Path) -> dict[str, dict[str, Any]]:
     """What becomes of each server on a B200."""
     always = ("--device", "cuda", "--load-format", "dummy")
-    asked = [["--model-path", str(models / model), *always, *flags] for model, flags, _ in ASKED.values()]
-    answers = run_script(Path(__file__).with_name("resolve_runner.py"), make_env(tree), asked)
+    asked = [(*always, "--model-path", str(models / model), *flags) for model, flags, _ in ASKED.values()]
+    answers = resolve(tree, models, asked, is_b200=True)
     return dict(zip(ASKED, answers, strict=True))
 
 
@@ -86,16 +76,15 @@ def test_a_blackwell_default_is_moved_and_said_once(release, patched_release, mo
     for case, answer in ask(patched_release(release), models).items():
         wanted = ASKED[case][2]
         if wanted.startswith("--"):
-            assert (case, answer["stops"][: 9 + len(wanted)]) == (case, f"Refused: {wanted}")
+            assert (case, answer["ours"], answer["says"][: len(wanted)]) == (case, True, wanted)
         else:
-            found = case, answer["stops"], answer["resolved"]["moe_runner_backend"]
-            assert found == (case, None, wanted.rpartition(" ")[2])
+            assert (case, answer["resolved"]["moe_runner_backend"]) == (case, wanted.rpartition(" ")[2])
         assert answer["lines"] == [f"expert policy: MoE runner {wanted}"] * (" -> " in wanted)
 
 
 @older_releases_take_long
 def test_the_rest_is_resolved_as_if_the_runner_had_been_given(release, patched_release, models):
-    resolved = {case: answer["resolved"] for case, answer in ask(patched_release(release), models).items()}
+    resolved = {case: answer.get("resolved") for case, answer in ask(patched_release(release), models).items()}
     assert resolved["fp8"] == resolved["given"]
     for case, disabled in {"fp8": "False", "without a policy": "True", "vanilla": "True"}.items():
         assert resolved[case]["disable_shared_experts_fusion"] == disabled
@@ -127,26 +116,26 @@ def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any
 
 FITTING: list[tuple[Format, tuple[int, int] | None, dict[str, Any], list[str]]] = [
     # gpt-oss
-    (MXFP4, (8, 9), {}, ["triton"]),
-    (MXFP4, (9, 0), {"driver": 595}, ["triton_kernel", "marlin", "triton"]),
-    (MXFP4, (9, 0), {"has_kernels": False}, ["marlin", "triton"]),
-    (MXFP4, (10, 0), {"driver": 594}, ["triton_kernel", "marlin", "triton"]),
-    (MXFP4, (10, 0), {"driver": 595}, ["marlin", "triton"]),
-    (MXFP4, (10, 0), {"ep_size": 2}, ["marlin", "triton"]),
-    (MXFP4, (11, 0), {}, ["marlin", "triton"]),
-    (MXFP4, None, {}, ["triton"]),
-    (MXFP4, None, {"aiter": True}, []),
-    (MXFP4_IN_FP8, (9, 0), {}, ["marlin"]),
-    (MXINT4, (7, 5), {}, ["triton"]),
-    (MXINT4, (8, 0), {}, ["triton", "marlin"]),
-    *((COMPRESSED_NVFP4, capability, {}, []) for capability in ((9, 0), (11, 0), (12, 0))),
-    *((COMPRESSED_NVFP4, capability, {}, ["flashinfer_trtllm"]) for capability in ((10, 0), (10, 3))),
+    (formats.MXFP4, (8, 9), {}, ["triton"]),
+    (formats.MXFP4, (9, 0), {"driver": 595}, ["triton_kernel", "marlin", "triton"]),
+    (formats.MXFP4, (9, 0), {"has_kernels": False}, ["marlin", "triton"]),
+    (formats.MXFP4, (10, 0), {"driver": 594}, ["triton_kernel", "marlin", "triton"]),
+    (formats.MXFP4, (10, 0), {"driver": 595}, ["marlin", "triton"]),
+    (formats.MXFP4, (10, 0), {"ep_size": 2}, ["marlin", "triton"]),
+    (formats.MXFP4, (11, 0), {}, ["marlin", "triton"]),
+    (formats.MXFP4, None, {}, ["triton"]),
+    (formats.MXFP4, None, {"aiter": True}, []),
+    (formats.MXFP4_IN_FP8, (9, 0), {}, ["marlin"]),
+    (formats.MXINT4, (7, 5), {}, ["triton"]),
+    (formats.MXINT4, (8, 0), {}, ["triton", "marlin"]),
+    *((formats.COMPRESSED_NVFP4, capability, {}, []) for capability in ((9, 0), (11, 0), (12, 0))),
+    *((formats.COMPRESSED_NVFP4, capability, {}, ["flashinfer_trtllm"]) for capability in ((10, 0), (10, 3))),
     (Format("routed", (ROUTED,)), (9, 0), {}, []),
-    (BF16, None, {"aiter": True}, ["triton"]),
-    *((form, None, {}, ["triton"]) for form in (FP8_TENSOR, FP8_CHANNEL)),
-    *((form, None, {"aiter": True}, []) for form in (FP8_TENSOR, FP8_CHANNEL)),
-    (FP8_BLOCK, None, {"aiter": True}, ["triton"]),
-    (FP8_BLOCK, None, {"aiter": True, "release": "0.5.22"}, []),
+    (formats.BF16, None, {"aiter": True}, ["triton"]),
+    *((form, None, {}, ["triton"]) for form in (formats.FP8_TENSOR, formats.FP8_CHANNEL)),
+    *((form, None, {"aiter": True}, []) for form in (formats.FP8_TENSOR, formats.FP8_CHANNEL)),
+    (formats.FP8_BLOCK, None, {"aiter": True}, ["triton"]),
+    (formats.FP8_BLOCK, None, {"aiter": True, "release": "0.5.22"}, []),
 ]
 
 
@@ -161,44 +150,39 @@ def test_what_fits(form, capability, given, runners, monkeypatch):
     assert make_experts(form, capability, **others).list_fitting() == runners
 
 
-@pytest.mark.parametrize(
-    ("form", "runner", "served"),
-    [
-        (BF16, "flashinfer_trtllm", True),  # the others route inside that kernel
-        *((form, "flashinfer_trtllm", False) for form in (FP8_TENSOR, MXINT4, *formats._COMPRESSED_FP8.values())),
-        (MXFP4, "flashinfer_mxfp4", True),
-        (MXFP4_IN_FP8, "flashinfer_mxfp4", False),  # DeepSeek-V4's: auto must become another one before it loads
-    ],
-    ids=str,
-)
-def test_one_name_of_a_runner_may_stand_for_several_kernels(form, runner, served, monkeypatch):
+def test_one_name_of_a_runner_may_stand_for_several_kernels(monkeypatch):
     monkeypatch.setattr("sglang.__version__", LATEST)
-    assert make_experts(form, (10, 0), runner=runner).served is served
+    inside = (formats.FP8_TENSOR, formats.MXINT4, *formats._COMPRESSED_FP8.values())  # they route inside that kernel
+    kernels = {
+        **{("flashinfer_trtllm", form): form is formats.BF16 for form in (formats.BF16, *inside)},
+        ("flashinfer_mxfp4", formats.MXFP4): True,
+        ("flashinfer_mxfp4", formats.MXFP4_IN_FP8): False,  # auto must become another one before DeepSeek-V4 loads
+    }
+    experts = [make_experts(form, (10, 0), runner=runner) for runner, form in kernels]
+    assert {(one.runner, one.format): one.served for one in experts} == kernels
     monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton",))
-    assert not make_experts(form, (10, 0), runner=runner).served
+    assert not any(one.served for one in experts)
 
 
-TRTLLM = make_experts(FP8_TENSOR, (10, 0), runner="flashinfer_trtllm")
-AITER_ALONE = make_experts(FP8_TENSOR, None, runner="aiter", aiter=True)
+TRTLLM = make_experts(formats.FP8_TENSOR, (10, 0), runner="flashinfer_trtllm")
+AITER_ALONE = make_experts(formats.FP8_TENSOR, None, runner="aiter", aiter=True)
 OWN_KERNEL = make_experts(formats._NAMED["w4afp8"], (10, 0), runner="cutlass_w4a8_moe")
 
 
-@pytest.mark.parametrize(
-    ("flags", "experts", "begin", "end"),
-    [
-        ({"moe_runner_backend": "flashinfer_trtllm"}, TRTLLM, "--moe-runner-backend flashinfer_trtllm", "use triton"),
-        ({"moe_runner_backend": "triton"}, OWN_KERNEL, "--moe-runner-backend triton", "use another quantization"),
+def test_what_is_refused_is_the_runner_that_was_given_or_else_the_policy(monkeypatch):
+    monkeypatch.setattr("sglang.__version__", LATEST)
+    monkeypatch.setattr(backend, "resolved", lambda server_args: server_args)
+    trtllm, triton = ({"moe_runner_backend": name} for name in ("flashinfer_trtllm", "triton"))
+    for flags, experts, begin, end in (
+        (trtllm, TRTLLM, "--moe-runner-backend flashinfer_trtllm", "use triton"),
+        (triton, OWN_KERNEL, "--moe-runner-backend triton", "use another quantization"),
         ({}, OWN_KERNEL, "--expert-policy xshare", "use experts of another quantization"),
         ({"expert_policy": None}, AITER_ALONE, "--mask-padding-experts", "use SGLANG_USE_AITER=0"),
-    ],
-)
-def test_what_is_refused_is_the_runner_that_was_given_or_else_the_policy(flags, experts, begin, end, monkeypatch):
-    monkeypatch.setattr("sglang.__version__", LATEST)
-    monkeypatch.setattr(backend, "read_experts", lambda server_args: experts)
-    monkeypatch.setattr(backend, "resolved", lambda server_args: server_args)
-    with pytest.raises(ExpertPolicyError, match=f"^{begin}: .*; {end}$"):
-        backend.check_experts(server(**flags))
-    backend.check_experts(server(moe_runner_backend="flashinfer_cutedsl"))  # which `check_modes` refuses
+    ):
+        monkeypatch.setattr(backend, "read_experts", lambda server_args, experts=experts: experts)
+        with pytest.raises(ExpertPolicyError, match=f"^{begin}: .*; {end}$"):
+            backend.check_experts(server(**flags))
+        backend.check_experts(server(moe_runner_backend="flashinfer_cutedsl"))  # which `check_modes` refuses
 
 
 AMD, AITER = "AMD", "AMD with aiter"
@@ -233,9 +217,8 @@ def test_the_runner_that_layers_choose(quantization, gpu, flags, runner, monkeyp
     assert experts is None or (experts.capability, experts.aiter, experts.ep_size) == (capability, gpu == AITER, 2)
 
 
-@pytest.mark.parametrize(
-    ("runner", "capability", "ranks"),
-    [
+def test_which_runners_rank_logits(monkeypatch):
+    for runner, capability, ranks in (
         ("triton_kernel", (9, 0), True),
         ("triton", (10, 0), False),
         ("flashinfer_mxfp4", (9, 0), False),
@@ -243,10 +226,8 @@ def test_the_runner_that_layers_choose(quantization, gpu, flags, runner, monkeyp
         ("flashinfer_mxfp4", (10, 3), True),
         ("flashinfer_mxfp4", (11, 0), False),
         ("flashinfer_mxfp4", None, False),
-    ],
-)
-def test_which_runners_rank_logits(runner, capability, ranks, monkeypatch):
-    monkeypatch.setattr(experts_module, "_read_capability", lambda: capability)
-    assert ranks_logits(server(moe_runner_backend=runner, device="cuda")) == ranks
-    on_cpu = server(moe_runner_backend=runner)
-    assert ranks_logits(on_cpu) == (runner == "triton_kernel"), "no kernel of a GPU runs"
+    ):
+        monkeypatch.setattr(experts_module, "_read_capability", lambda capability=capability: capability)
+        on_gpu, on_cpu = (server(moe_runner_backend=runner, device=device) for device in ("cuda", "cpu"))
+        assert (runner, capability, ranks_logits(on_gpu)) == (runner, capability, ranks)
+        assert ranks_logits(on_cpu) == (runner == "triton_kernel"), "no kernel of a GPU runs"

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from served.release import make_env, older_releases_take_long, run_script
+from compatibility.refusals import resolve
+from served.release import older_releases_take_long
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")
 DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
@@ -21,28 +22,21 @@ STAGE_ON = (("--expert-policy", "xshare"), ("--mask-padding-experts",))
 STAGE_OFF = ((), ("--expert-policy", "vanilla"))
 LARGEST = ("--cuda-graph-max-bs-decode", "10")
 LISTED = ("--cuda-graph-bs-decode", "3", "7", "24")
-ASKED = [
-    (*stage, *speculation, *limit)
-    for stage in (*STAGE_ON, *STAGE_OFF)
-    for speculation in SPECULATION.values()
-    for limit in ((), LARGEST, LISTED)
-]
 
 
 @cache
-def ask(tree: Path, model: Path, patched: bool) -> dict[tuple[str, ...], list[int]]:
-    """The sizes a release captures, by its arguments; an unpatched one is asked those it knows."""
-    asked = [arguments for arguments in ASKED if patched or not any("expert" in argument for argument in arguments[:1])]
-    lines = [["--model-path", str(model), *GPU, *arguments] for arguments in asked]
-    env = make_env(tree) | {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
-    answers = run_script(Path(__file__).with_name("resolve_arguments.py"), env, lines)
+def ask(tree: Path, model: Path, stages: tuple[tuple[str, ...], ...]) -> dict[tuple[str, ...], list[int]]:
+    """The sizes that a release captures, by its arguments."""
+    limits = (), LARGEST, LISTED
+    asked = [(*stage, *flags, *limit) for stage in stages for flags in SPECULATION.values() for limit in limits]
+    answers = resolve(tree, model, [(*GPU, *arguments) for arguments in asked])
     return dict(zip(asked, (answer["sizes"] for answer in answers), strict=True))
 
 
 @pytest.fixture
 def sizes(release, patched_release, tiny_model):
     """Call it with arguments for the sizes that the patched release captures."""
-    return lambda *arguments: ask(patched_release(release), tiny_model, patched=True)[arguments]
+    return lambda *arguments: ask(patched_release(release), tiny_model, (*STAGE_ON, *STAGE_OFF))[arguments]
 
 
 @older_releases_take_long
@@ -62,7 +56,7 @@ def test_every_size_up_to_16_is_captured_up_to_the_users_largest(speculation, si
 @pytest.mark.parametrize("speculation", SPECULATION)
 def test_off_captures_what_the_unpatched_release_does(speculation, sizes, release, pristine_release, tiny_model):
     for arguments in (SPECULATION[speculation], (*SPECULATION[speculation], *LARGEST)):
-        upstream = ask(pristine_release(release), tiny_model, patched=False)[arguments]
+        upstream = ask(pristine_release(release), tiny_model, ((),))[arguments]
         assert not {*range(1, 17)} <= {*upstream}
         for stage in STAGE_OFF:
             assert sizes(*stage, *arguments) == upstream

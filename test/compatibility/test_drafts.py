@@ -105,22 +105,17 @@ def test_a_draft_model_that_skips_tokens_is_refused_where_the_depth_may_be_0(mon
         check_adapts(arguments(), arguments())
 
 
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [
+def test_checks_of_a_start_are_made_if_it_is_asked_for():
+    alone = {"expert_policy_draft_depth": None}
+    for given, asked in (
         ({}, True),
         ({"expert_policy_draft_depth": "upstream"}, True),
-        ({"expert_policy_draft_depth": None}, False),
-        ({"expert_policy_draft_depth": None, "expert_policy": "vanilla"}, False),
-        ({"expert_policy_draft_depth": None, "expert_policy": "xshare"}, True),
-        ({"expert_policy_draft_depth": None, "expert_policy": "xshare", "speculative_adaptive": False}, False),
-    ],
-)
-def test_checks_of_a_start_are_made_if_it_is_asked_for(given, asked):
-    assert is_asked(arguments(**given)) is asked
-    assert Start(arguments(**given)).asks(DEPTH) is asked
+        (alone, False),
+        (alone | {"expert_policy": "vanilla"}, False),
+        (alone | {"expert_policy": "xshare"}, True),
+        (alone | {"expert_policy": "xshare", "speculative_adaptive": False}, False),
+    ):
+        start = arguments(**given)
+        assert (given, is_asked(start), Start(start).asks(DEPTH)) == (given, asked, asked)
     assert [check.when for check in CHECKS if check.of == DEPTH] == [GIVEN, GIVEN, RESOLVED]
-
-
-def test_the_flag_alone_loads_the_checks():
-    assert hooks._is_asked(SimpleNamespace(expert_policy_draft_depth="throughput"))
+    assert hooks._is_asked(SimpleNamespace(expert_policy_draft_depth="throughput")), "the flag alone loads them"

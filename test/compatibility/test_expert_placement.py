@@ -3,15 +3,15 @@
 import json
 import logging
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from refused import refused
-from served.release import CPU, make_env, older_releases_take_long, run_script
+from compatibility.configured import pack, server
+from compatibility.refusals import resolve
+from served.release import CPU, older_releases_take_long
 from sglang_xshare.compatibility import expert_placement
 from sglang_xshare.compatibility.expert_placement import check_division, check_placement, set_placement
 from sglang_xshare.refusal import ExpertPolicyError
@@ -21,14 +21,12 @@ FLAG = "--expert-placement"
 
 def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    usual = {"tp_size": 4, "ep_size": 1, "dp_size": 1, "attn_dp_size": 1, "moe_dp_size": 1}
-    usual |= {"moe_a2a_backend": "none", "device": "cuda"}
-    return SimpleNamespace(model_path=str(folder), revision=None, **{**usual, **flags})
+    usual = {"tp_size": 4, "attn_dp_size": 1, "moe_dp_size": 1, "device": "cuda"}
+    return server(model_path=str(folder), revision=None, **usual | flags)
 
 
-@pytest.mark.parametrize(
-    ("placement", "flags", "becomes"),
-    [
+def test_what_it_sets(tmp_path):
+    for placement, flags, becomes in (
         ("shard", {}, {"attn_dp_size": 4}),
         ("shard", {"attn_dp_size": 2}, {"attn_dp_size": 2}),
         ("shard", {"dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
@@ -42,15 +40,12 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
         ("ep", {"ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
         ("ep", {"enable_eplb": True, "ep_num_redundant_experts": 4}, {"ep_size": 4}),
         ("ep", {"moe_a2a_backend": "deepep", "speculative_algorithm": "NGRAM"}, {"ep_size": 4}),
-    ],
-    ids=str,
-)
-def test_what_it_sets(placement, flags, becomes, tmp_path):
-    args = make_args(tmp_path, expert_placement=placement, **flags)
-    before = dict(vars(args))
-    check_division(args)  # accepts these flags
-    set_placement(args)
-    assert vars(args) == before | becomes
+    ):
+        args = make_args(tmp_path, expert_placement=placement, **flags)
+        before = dict(vars(args))
+        check_division(args)  # accepts these flags
+        set_placement(args)
+        assert vars(args) == before | becomes
 
 
 def test_before_0_5_22_replicas_share_the_name(tmp_path):
@@ -98,6 +93,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "other ranks": {"expert_placement": "ep", "ep_size": 2},
     "another division": {"expert_placement": "ep", "moe_dp_size": 2},
 }
+CLASS = "Qwen3MoeForCausalLM"
 QWEN3 = {"num_experts": 64, "moe_intermediate_size": 768, "num_attention_heads": 8}
 # What a model and its ranks are, as `check` takes it.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -114,43 +110,37 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"architecture": "GptOssForCausalLM", "moe_intermediate_size": 2880, "compression_config": {"group_size": 32}},
     ),
 }
-REFUSED = [*FLAGS, *MODELS]
+GPT_OSS: dict[str, Any] = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
+MXFP4: dict[str, Any] = {"quantization_config": {"quant_method": "mxfp4"}}
+ROUNDED: dict[str, dict[str, Any]] = {  # of 16 ranks the last would have no column
+    **{f"gpt-oss on {ranks} ranks": {"ranks": ranks} for ranks in (16, 32)},
+    "slices that SGLang does not round": {"architecture": "Qwen3MoeForCausalLM"},
+}
+REFUSED = [*FLAGS, *MODELS, *ROUNDED]
 
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     if case in FLAGS:
         check_division(make_args(folder, **{"expert_placement": "shard", **FLAGS[case]}))
-    else:
+    elif case in MODELS:
         placement, model = MODELS[case]
         check(monkeypatch, placement, **QWEN3 | model)
+    else:
+        check(monkeypatch, "shard", **GPT_OSS | MXFP4 | ROUNDED[case])
 
 
-def check(
-    monkeypatch,
-    placement,
-    ranks=4,
-    ep=None,
-    groups=1,
-    architecture="Qwen3MoeForCausalLM",
-    replicas=0,
-    in_text=False,
-    **model,
-):
+def check(monkeypatch, placement, ranks=4, ep=None, groups=1, architecture=CLASS, replicas=0, in_text=False, **model):
     """What comes of resolved arguments and a model's configuration, or with `in_text` its part for text."""
     ep = (ranks if placement == "ep" else 1) if ep is None else ep
-    config = {"tp_size": ranks, "ep_size": ep, "attn_dp_size": groups, "dp_size": 1, "enable_dp_attention": False}
+    ranks = {"tp_size": ranks, "ep_size": ep, "attn_dp_size": groups, "ep_num_redundant_experts": replicas}
     text = SimpleNamespace(architectures=[architecture], **model)
     whole = SimpleNamespace(architectures=[architecture]) if in_text else text
     found = SimpleNamespace(hf_config=whole, hf_text_config=text)
     monkeypatch.setattr(expert_placement, "resolved", lambda args: args)
     monkeypatch.setattr(expert_placement, "model_config", lambda args: found)
-    check_placement(
-        SimpleNamespace(**config, ep_num_redundant_experts=replicas, model_path="M", expert_placement=placement)
-    )
+    check_placement(server(model_path="M", expert_placement=placement, **ranks))
 
 
-GPT_OSS = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
-MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 SLICE = "ranks holds a slice of every expert,"
 
 
@@ -173,6 +163,7 @@ SLICE = "ranks holds a slice of every expert,"
         # SGLang rounds slices of MXFP4 up to blocks.
         ("shard", GPT_OSS, f"{SLICE} 720 of its 2880 columns; "),
         ("shard", GPT_OSS | MXFP4 | {"ranks": 3}, f"each of 3 {SLICE} 960 of its 2880 columns; "),
+        ("shard", GPT_OSS | MXFP4 | {"ranks": 15}, f"each of 15 {SLICE} 192 of its 2880 columns; "),
         ("shard", GPT_OSS | MXFP4, f"{SLICE} 672 to 736 of its 2880 columns; "),
         ("shard", GPT_OSS | MXFP4 | {"ranks": 8}, f"each of 8 {SLICE} 192 to 384 of its 2880 columns; "),
     ],
@@ -186,26 +177,21 @@ def test_the_log_says_what_it_came_to(placement, model, said, monkeypatch, caplo
     assert line.endswith("attention data-parallel in 4 groups of ranks" if groups else "attention tensor-parallel")
 
 
-def group(**weights):
-    """compressed-tensors' way to say how weights are quantized."""
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
-
-
 @pytest.mark.parametrize(
     ("quantization", "block", "fitting"),
     [
         ({"weight_block_size": [128, 128]}, 128, "2, 3, 6 ranks, or ep"),
         ({"weight_block_size": [128, 1]}, 128, "2, 3, 6 ranks, or ep"),
         ({"weight_block_size": [1, 128]}, 128, "2, 3, 6 ranks, or ep"),
-        (group(group_size=128), 128, "2, 3, 6 ranks, or ep"),
-        (group(block_structure=[128, 128]), 128, "2, 3, 6 ranks, or ep"),
+        (pack(group_size=128), 128, "2, 3, 6 ranks, or ep"),
+        (pack(block_structure=[128, 128]), 128, "2, 3, 6 ranks, or ep"),
         ({"quant_method": "gptq", "group_size": 128}, 128, "2, 3, 6 ranks, or ep"),
         ({"quant_method": "awq", "group_size": 256}, 256, "3 ranks, or ep"),
         ({"weight_block_size": [128, 96]}, 384, "2 ranks, or ep"),
         ({"group_size": 512}, 512, "ep"),
-        (group(group_size=64), None, None),
-        (group(group_size=-1), None, None),
-        (group(strategy="channel", group_size=None), None, None),
+        (pack(group_size=64), None, None),
+        (pack(group_size=-1), None, None),
+        (pack(strategy="channel", group_size=None), None, None),
         ({"quant_method": "fp8", "weight_block_size": None}, None, None),
         ({"quant_method": "mxfp4"}, None, None),
     ],
@@ -221,21 +207,6 @@ def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monke
         f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are quantized "
         f"by; must be {fitting}"
     )
-
-
-@pytest.mark.parametrize(("ranks", "refused"), [(15, False), (16, True), (32, True)])
-def test_each_rank_of_gpt_oss_has_a_slice(ranks, refused, monkeypatch):
-    # 16 ranks: 15 of them have 192 columns, the last none.
-    with pytest.raises(ExpertPolicyError) if refused else nullcontext() as refusal:
-        check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **MXFP4)
-    if refused:
-        assert f"with {ranks} ranks: 2880 columns in blocks of 32 leave a rank without any; " in str(refusal.value)
-        assert " 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 " in str(refusal.value)
-
-
-def test_others_do_not_round_theirs(monkeypatch):
-    with refused(f"{FLAG} shard with 4 ranks"):
-        check(monkeypatch, "shard", **{**GPT_OSS, "architecture": "Qwen3MoeForCausalLM"}, **MXFP4)
 
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")
@@ -259,17 +230,11 @@ RESOLVED = {
 """What they become, or how the refusal begins."""
 
 
-@cache
-def resolve(tree: Path, model: Path):
-    lines = [["--model-path", str(model), *CPU, *arguments] for arguments in RESOLVED]
-    return run_script(Path(__file__).with_name("resolve_arguments.py"), make_env(tree), lines)
-
-
 @older_releases_take_long
 def test_what_the_releases_make_of_it(release, patched_release, tiny_model):
-    for found, wanted in zip(resolve(patched_release(release), tiny_model), RESOLVED.values(), strict=True):
+    answers = resolve(patched_release(release), tiny_model, [(*CPU, *arguments) for arguments in RESOLVED])
+    for found, wanted in zip(answers, RESOLVED.values(), strict=True):
         if isinstance(wanted, str):
-            assert found.keys() == {"ours", "says"}
             assert (found["ours"], found["says"][: len(wanted)]) == (True, wanted)
         else:
             assert found["ranks"] == wanted

@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
+from compatibility.configured import pack
 from scripts.runners import FP8, FP8_BLOCKS, FP8_CHANNELS, INT4, MXINT4, NVFP4, NVFP4_COMPRESSED, compress, number
 from sglang_xshare.compatibility import formats
 from sglang_xshare.compatibility.formats import Format, read_format
@@ -13,20 +12,14 @@ INT4_GROUPS = "int4 (compressed-tensors)"
 BY_BLOCK, BY_GROUP = "fp8 by block (compressed-tensors)", "fp8 by group (compressed-tensors)"
 
 
-def make_groups(**weights: Any) -> dict[str, Any]:
-    """What a compressed-tensors checkpoint declares of its weights."""
-    return {"config_groups": {"group_0": {"weights": weights}}}
-
-
 def make_model(quantization: str | None, declared: dict[str, Any] | None, **others: Any) -> SimpleNamespace:
     """Upstream's `ModelConfig`, as far as it is read."""
     config = SimpleNamespace(quantization_config=declared)
     return SimpleNamespace(quantization=quantization, hf_config=config, hf_text_config=config, **others)
 
 
-@pytest.mark.parametrize(
-    ("quantization", "declared", "experts"),
-    [
+def test_the_experts_of_a_checkpoint():
+    for quantization, declared, experts in (
         (None, None, "bf16"),
         ("fp8", FP8_BLOCKS, "fp8 by block"),
         ("fp8", FP8, "fp8 by tensor"),
@@ -38,23 +31,21 @@ def make_model(quantization: str | None, declared: dict[str, Any] | None, **othe
         ("compressed-tensors", {"format": "mxfp4-pack-quantized", "config_groups": {"group_0": {}}}, "MXFP4"),
         ("compressed-tensors", {"config_groups": {}}, "compressed-tensors"),
         ("compressed-tensors", {"config_groups": None}, "compressed-tensors"),
-        ("compressed-tensors", make_groups(num_bits=4, type="float", group_size=32), "MXFP4"),
-        ("compressed-tensors", make_groups(num_bits=4, type="float", group_size=16), "NVFP4 weights"),
-        ("compressed-tensors", make_groups(num_bits=4, type="int", group_size=32), "MXINT4"),
+        ("compressed-tensors", pack(num_bits=4, type="float", group_size=32), "MXFP4"),
+        ("compressed-tensors", pack(num_bits=4, type="float", group_size=16), "NVFP4 weights"),
+        ("compressed-tensors", pack(num_bits=4, type="int", group_size=32), "MXINT4"),
         *(
-            ("compressed-tensors", make_groups(num_bits=4, type="int", group_size=32, **other), INT4_GROUPS)
+            ("compressed-tensors", pack(num_bits=4, type="int", group_size=32, **other), INT4_GROUPS)
             for other in ({"symmetric": False}, {"dynamic": True})
         ),
         ("compressed-tensors", compress("int", number(4, "int", "group", 32), {"num_bits": 8}), "compressed-tensors"),
-        ("compressed-tensors", make_groups(num_bits=8, type="float", strategy="block"), BY_BLOCK),
-        ("compressed-tensors", make_groups(num_bits=8, type="float", strategy="group"), BY_GROUP),
+        ("compressed-tensors", pack(num_bits=8, type="float", strategy="block"), BY_BLOCK),
+        ("compressed-tensors", pack(num_bits=8, type="float", strategy="group"), BY_GROUP),
         ("mxfp8", {"quant_method": "mxfp8"}, "mxfp8"),
         ("w4afp8", {"quant_method": "w4afp8"}, "w4afp8"),
         ("awq_marlin", {"quant_method": "awq"}, "awq_marlin"),
-    ],
-)
-def test_the_experts_of_a_checkpoint(quantization, declared, experts):
-    assert str(read_format(make_model(quantization, declared), None)) == experts
+    ):
+        assert (declared, str(read_format(make_model(quantization, declared), None))) == (declared, experts)
 
 
 def test_experts_that_resolution_found_or_that_a_text_model_declares():

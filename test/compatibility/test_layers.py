@@ -28,7 +28,7 @@ from compatibility.loaded import FORMATS, USUAL, bare, config, find
 @pytest.mark.parametrize("recorded", [False, True])
 def test_every_router_is_found_with_its_config(recorded, read):
     configs = [config(), config(top_k=2)]
-    layers = read(configs, runners=2, enable_return_routed_experts=recorded)
+    layers = read(configs, enable_return_routed_experts=recorded)
     for found, given in zip(layers, configs, strict=True):
         assert dataclasses.asdict(found.plain_config) == dataclasses.asdict(given)
         assert found.plain_config.layer is found.selecting_config.layer is found
@@ -57,33 +57,24 @@ def test_more_routers_than_runners_are_served(read):
     assert len(read([config(), config()], runners=0)) == 2
 
 
-MOE_SPEC = {
-    "expert_policy": "moe-spec",
-    "expert_policy_config": {"budget": 8, "coverage": "truncate", "phases": ["decode"]},
-}
-REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any]]] = {
-    "a layer without TopK": ([config()], 2, {}),
-    "a router without FusedMoE": ([config(), config()], 1, {}),
-    "no layer": ([], 0, {}),
-    "an unknown router": ([config(), config(scoring_func="tanh")], 2, {}),
-    "routing in the kernel": ([config(FORMATS.BYPASSED)], 1, {}),
-    "logits for a dispatcher": ([config(FORMATS.BYPASSED)], 1, {"moe_a2a_backend": "deepep"}),
-    "a share of what does not renormalize": (
-        [config(), config(renormalize=False)],
-        2,
-        {"expert_policy": "oea", "expert_policy_config": {"own_share": 0.75}},
-    ),
-    "routed experts of a runner that ranks logits": (
-        [config(FORMATS.TRITON_KERNEL)],
-        1,
-        {"method": "triton_kernel", "enable_return_routed_experts": True},
-    ),
-    "truncation by a runner that ranks logits": (
-        [config(FORMATS.TRITON_KERNEL)],
-        1,
-        MOE_SPEC | {"method": "triton_kernel"},
-    ),
-    "paged experts of a layer that routes by a hash": ([config()], 2, {}),
+RANKING, BYPASSED = [config(FORMATS.TRITON_KERNEL)], [config(FORMATS.BYPASSED)]
+OWN_SHARE = {"expert_policy": "oea", "expert_policy_config": {"own_share": 0.75}}
+RECORDED = {"method": "triton_kernel", "enable_return_routed_experts": True}
+BUDGET = {"budget": 8, "coverage": "truncate", "phases": ["decode"]}
+TRUNCATE = {"method": "triton_kernel", "expert_policy": "moe-spec", "expert_policy_config": BUDGET}
+ELSEWHERE = {"k0": 1, "add": 4, "layers": {"7": {"k0": 2}, "0-1": {"policy": "vanilla"}}}
+REFUSED: dict[str, tuple[list[TopKConfig], dict[str, Any]]] = {
+    "a layer without TopK": ([config()], {"runners": 2}),
+    "a router without FusedMoE": ([config(), config()], {"runners": 1}),
+    "no layer": ([], {}),
+    "an unknown router": ([config(), config(scoring_func="tanh")], {}),
+    "routing in the kernel": (BYPASSED, {}),
+    "logits for a dispatcher": (BYPASSED, {"moe_a2a_backend": "deepep"}),
+    "a share of what does not renormalize": ([config(), config(renormalize=False)], OWN_SHARE),
+    "routed experts of a runner that ranks logits": (RANKING, RECORDED),
+    "truncation by a runner that ranks logits": (RANKING, TRUNCATE),
+    "keys of a layer that the model lacks": ([config(), config()], {"expert_policy_config": ELSEWHERE}),
+    "paged experts of a layer that routes by a hash": ([config()], {"runners": 2}),
 }
 
 
@@ -92,19 +83,19 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     if case.startswith("paged"):
         monkeypatch.setattr(start_layers, "find_paging", lambda experts: experts)
         monkeypatch.setattr(start_layers, "count_hashed", lambda modules: 1)
-    configs, runners, flags = REFUSED[case]
-    find(configs, runners, **flags)
+    configs, flags = REFUSED[case]
+    find(configs, **flags)
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, read, capsys, monkeypatch):
-    configs, runners, flags = REFUSED[case]
+    configs, flags = REFUSED[case]
     with pytest.raises(ExpertPolicyError) as error:
         refuse(case, monkeypatch)
     for rank, size, named in ((0, 1, ""), (0, 2, "rank 0: "), (1, 2, "rank 1: ")):
         set_rank(monkeypatch, rank, size)
         with pytest.raises(SystemExit) as ended:
-            read(configs, runners, lambda runner, _: start_layers.find_layers(runner), **flags)
+            read(configs, function=lambda runner, _: start_layers.find_layers(runner), **flags)
         assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
         assert ended.value.code == ENDED
         assert capsys.readouterr().err == f"{named}{error.value}\n", "it may be the only rank that refuses"
@@ -130,13 +121,7 @@ def test_a_trace_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_
 def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
     """SGLang's controller would wait forever for a replica that just ended; for one that raises, it ends the server."""
     with refused("--model-path model"):
-        read([], 0, lambda runner, _: start_layers.find_layers(runner), dp_size=2)
-
-
-def test_a_schedule_names_only_layers_that_the_model_has(read):
-    layers = {"expert_policy_config": {"k0": 1, "add": 4, "layers": {"7": {"k0": 2}, "0-1": {"policy": "vanilla"}}}}
-    with refused("--expert-policy xshare"):
-        read([config(), config()], 2, **layers)
+        read([], function=lambda runner, _: start_layers.find_layers(runner), dp_size=2)
 
 
 WIDER = build_plan("oea", k0=2, kmax=6)
@@ -160,17 +145,14 @@ def test_more_columns_fit_a_plain_router_and_a_shared_expert_that_stays_in_its_p
     check(Router(4), num_shared=1, dispatch="static", plan=build_plan("oea", k0=2))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_what_does_not_fit_is_refused():
+    for arguments, named in (
         ({"num_shared": 1, "dispatch": "static"}, "^kmax = 6: .*--disable-shared-experts-fusion$"),
         ({"router": Router(4, quota_groups=2)}, "^kmax = 6: .* 2 experts of each group"),
         ({"gate": SimpleNamespace(e_score_correction_bias_vl=torch.zeros(4))}, "^DeepSeek-V4.1 "),
-    ],
-)
-def test_what_does_not_fit_is_refused(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        check(**{"router": Router(4), **arguments})
+    ):
+        with pytest.raises(ValueError, match=named):
+            check(**{"router": Router(4), **arguments})
 
 
 def test_on_amd_a_wider_row_would_lose_its_shared_expert(monkeypatch):
@@ -188,4 +170,4 @@ def test_layers_that_route_by_a_hash_are_counted():
 
 def test_a_layer_that_routes_by_a_hash_needs_no_router(read, monkeypatch):
     monkeypatch.setattr(start_layers, "count_hashed", lambda modules: 1)
-    assert [layer.layer_id for layer in read([config()], 2)] == [0]
+    assert [layer.layer_id for layer in read([config()], runners=2)] == [0]

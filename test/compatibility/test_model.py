@@ -9,50 +9,37 @@ from compatibility.configured import model, server
 from refused import refused, refused_unless
 from sglang_xshare.compatibility import checks, modes
 from sglang_xshare.compatibility.moe_model import TEXT_CONFIGS, read_folder, read_model
-from sglang_xshare.compatibility.schedule import check_schedule
+from sglang_xshare.compatibility.schedule import check_rows, check_schedule
 from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.refusal import ExpertPolicyError
 
 
-@pytest.mark.parametrize(
-    ("architecture", "text_config", "found"),
-    [
-        ("Qwen3MoeForCausalLM", {"num_experts": 128, "num_experts_per_tok": 8}, (128, 8)),
-        ("DeepseekV3ForCausalLM", {"n_routed_experts": 256, "num_experts_per_tok": 8}, (256, 8)),
-        ("GptOssForCausalLM", {"num_local_experts": 128, "num_experts_per_tok": 4}, (128, 4)),
-        ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2)),
-        ("HunYuanMoEV1ForCausalLM", {"num_experts": 64, "moe_topk": [8, 8]}, (64, 8)),
-        ("Step3VLForConditionalGeneration", {"moe_num_experts": 48, "moe_top_k": 3}, (48, 3)),
-        ("Gemma4ForCausalLM", {"num_experts": 128, "top_k_experts": 8}, (128, 8)),
-        ("DbrxForCausalLM", {"ffn_config": SimpleNamespace(moe_num_experts=16, moe_top_k=4)}, (16, 4)),
-    ],
-)
-def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_config, found):
-    read = read_model(model(architecture, **text_config), "path")
-    assert (read.num_experts, read.top_k) == found
+def test_experts_and_top_k_are_read_by_their_many_names():
+    for text_config, found in (
+        ({"num_experts": 128, "num_experts_per_tok": 8}, (128, 8)),
+        ({"n_routed_experts": 256, "num_experts_per_tok": 8}, (256, 8)),  # DeepSeek-V3
+        ({"num_local_experts": 128, "num_experts_per_tok": 4}, (128, 4)),  # gpt-oss
+        ({"num_experts": 64, "moe_topk": [8, 8]}, (64, 8)),  # HunYuan
+        ({"moe_num_experts": 48, "moe_top_k": 3}, (48, 3)),  # Step-3
+        ({"num_experts": 128, "top_k_experts": 8}, (128, 8)),  # Gemma 4
+        ({"ffn_config": SimpleNamespace(moe_num_experts=16, moe_top_k=4)}, (16, 4)),  # DBRX
+    ):
+        read = read_model(model("MadeUpForCausalLM", **text_config), "path")
+        assert (read.num_experts, read.top_k) == found
 
 
-@pytest.mark.parametrize(("key", "value"), [("num_experts", [16, 32]), ("num_experts_per_tok", [8, 4])])
-def test_layers_that_differ_are_refused(key, value):
-    given = {"num_experts": 16, "num_experts_per_tok": 8} | {key: value}
-    with refused("--model-path path"):
-        read_model(model("HunYuanMoEV1ForCausalLM", **given), "path")
-
-
-@pytest.mark.parametrize(
-    ("layers", "experts", "top_k", "served"),
-    [
-        *((*shape, True) for shape in ((1, 2, 1), (10_000, 10_000, 10_000))),
-        *((*shape, False) for shape in ((0, 2, 1), (1, 1, 1), (1, 2, 0), ("1", 2, 1))),
-        *((*shape, False) for shape in ((10_001, 2, 1), (1, 10_001, 1), (1, 2, 3))),
-    ],
-)
-def test_the_smallest_and_the_largest_model_are_served(layers, experts, top_k, served):
-    given = model("Qwen3MoeForCausalLM", num_experts=experts, num_experts_per_tok=top_k)
-    given.num_hidden_layers = layers
-    with refused_unless(served, "--model-path path"):
-        assert read_model(given, "path").num_layers == layers
+def test_the_smallest_and_the_largest_model_are_served():
+    for served, shapes in (
+        (True, ((1, 2, 1), (10_000, 10_000, 10_000))),
+        (False, ((0, 2, 1), (1, 1, 1), (1, 2, 0), ("1", 2, 1), (10_001, 2, 1), (1, 10_001, 1), (1, 2, 3))),
+        (False, ((2, [16, 32], 8), (2, 16, [8, 4]))),  # layers that differ
+    ):
+        for layers, experts, top_k in shapes:
+            given = model("Qwen3MoeForCausalLM", num_experts=experts, num_experts_per_tok=top_k)
+            given.num_hidden_layers = layers
+            with refused_unless(served, "--model-path path"):
+                assert read_model(given, "path").num_layers == layers
 
 
 @pytest.fixture
@@ -70,6 +57,7 @@ def check(monkeypatch):
 @pytest.mark.parametrize(
     ("loaded", "changes"),
     [
+        ({}, None),
         ({"norm_topk_prob": False}, {}),
         ({"norm_topk_prob": False}, {"expert_policy": None, "mask_padding_experts": True}),
         ({"scoring_func": "sigmoid"}, {}),
@@ -79,25 +67,22 @@ def check(monkeypatch):
 def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, changes, check):
     """As argument resolution chooses it for gpt-oss on Hopper."""
     loaded = model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4, **loaded)
-    with refused("--moe-runner-backend triton_kernel"):
-        check(loaded, moe_runner_backend="triton_kernel", **changes)
-    check(loaded, **changes)
+    with refused_unless(changes is None, "--moe-runner-backend triton_kernel"):
+        check(loaded, moe_runner_backend="triton_kernel", **changes or {})
+    check(loaded, **changes or {})
+
+
+QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+LOADED = model("Qwen3MoeForCausalLM", **QWEN3)
+KMAX = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}}
 
 
 def test_a_runner_that_nobody_gave_is_not_named(check, monkeypatch):
     """As deep_gemm, which SGLang chooses for MiniMax-M3's mxfp8, and beside which nothing runs these."""
     monkeypatch.setattr(checks, "is_given", lambda server_args: False)
     monkeypatch.setattr(checks, "check_experts", lambda server_args: None)
-    given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}, "moe_runner_backend": "deep_gemm"}
     with refused("--expert-policy oea"):
-        check(model("MiniMaxM3SparseForCausalLM", **QWEN3), **given)
-
-
-def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
-    check(model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4), moe_runner_backend="triton_kernel")
-
-
-QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+        check(model("MiniMaxM3SparseForCausalLM", **QWEN3), moe_runner_backend="deep_gemm", **KMAX)
 
 
 def test_a_model_that_nobody_followed_is_served_without_a_dispatcher(check):
@@ -109,69 +94,82 @@ def test_a_model_that_nobody_followed_is_served_without_a_dispatcher(check):
 
 @pytest.mark.parametrize(("policy", "served"), [("observe", False), ("xshare", True), (None, True)])
 def test_only_observe_needs_whole_logits(policy, served, check, monkeypatch):
-    loaded = model("Qwen3MoeForCausalLM", **QWEN3)
     for parts in (False, True):
         monkeypatch.setattr(modes, "hands_parts", lambda parts=parts: parts)
         with refused_unless(served or not parts, "--expert-policy observe"):
-            check(loaded, expert_policy=policy, mask_padding_experts=policy is None)
+            check(LOADED, expert_policy=policy, mask_padding_experts=policy is None)
 
 
 @pytest.mark.parametrize("flag", ["enable_return_routed_experts", "enable_paged_experts"])
 def test_rows_that_a_flag_could_not_read_are_refused(flag, check):
-    loaded = model("Qwen3MoeForCausalLM", **QWEN3)
-    given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}}
-    check(loaded, **given)
+    check(LOADED, **KMAX)
     with refused(f"--{flag.replace('_', '-')} on"):
-        check(loaded, **{flag: True}, **given)
+        check(LOADED, **{flag: True}, **KMAX)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"attn_dp_size": 2},
-        {"moe_a2a_backend": "deepep"},
-        {"speculative_adaptive": True, "expert_policy_draft_depth": "upstream"},
-    ],
-)
-def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes):
-    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
+SERVED = read_model(LOADED, "path")
+
+
+def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do():
     drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4}
     keys = {"k0": 1, "add": 8, "layers": {"2": {"acceptance": "auto"}}}
     schedule = build_schedule("xshare", keys, speculative=True)
-    adapting = {"speculative_adaptive": True}  # by a depth that is chosen here
-    for served_too in (
-        {},
-        adapting | {"expert_policy": "xshare"},
-        adapting | {"expert_policy_draft_depth": "throughput"},
-    ):
-        assert check_schedule(schedule, served, server(**drafts | served_too))[1] == []
-    with refused("--expert-policy-config acceptance auto"):
-        check_schedule(schedule, served, server(**drafts | changes))
+    adapting = drafts | {"speculative_adaptive": True}
+    by_throughput = {"expert_policy": "xshare"}, {"expert_policy_draft_depth": "throughput"}  # a depth chosen here
+    for served_too in (drafts, *(adapting | chosen for chosen in by_throughput)):
+        assert check_schedule(schedule, SERVED, server(**served_too))[1] == []
+    upstreams = adapting | {"expert_policy_draft_depth": "upstream"}
+    for changes in (drafts | {"attn_dp_size": 2}, drafts | {"moe_a2a_backend": "deepep"}, upstreams):
+        with refused("--expert-policy-config acceptance auto"):
+            check_schedule(schedule, SERVED, server(**changes))
 
 
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
     """It returns the plans, each once."""
-    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
     config = server()
     keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}
-    plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), served, config)
+    plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), SERVED, config)
     assert plans == [build_plan("xshare", k0=1, add=8), build_plan("xshare", k0=1, add=63)]
     assert warnings == ["--expert-policy xshare: one of its plans never drops any of 64 experts, and only costs time"]
     keys["layers"]["2"]["add"] = 62
-    assert check_schedule(build_schedule("xshare", keys, speculative=False), served, config)[1] == []
+    assert check_schedule(build_schedule("xshare", keys, speculative=False), SERVED, config)[1] == []
     keys = {"plans": [f"xshare:k0=1,add={add}" for add in range(60, 70)]}
-    assert check_schedule(build_schedule("observe", keys, speculative=False), served, config)[1] == warnings
-    assert check_schedule(None, served, config) == ([VANILLA], [])
+    assert check_schedule(build_schedule("observe", keys, speculative=False), SERVED, config)[1] == warnings
+    assert check_schedule(None, SERVED, config) == ([VANILLA], [])
     with refused("--expert-policy oea"):
-        check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)
+        check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), SERVED, config)
 
 
 def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_its_configuration():
     config = server()
     schedule = build_schedule("xshare", {"add": 8, "own_share": 0.75}, speculative=False)
-    check_schedule(schedule, read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path"), config)
+    check_schedule(schedule, SERVED, config)
     with refused("--expert-policy xshare"):
         check_schedule(schedule, read_model(model("OlmoeForCausalLM", **QWEN3, norm_topk_prob=False), "path"), config)
+
+
+@pytest.mark.parametrize(("kmax", "fits"), [(8, True), (9, False)])
+def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(kmax, fits):
+    schedule = build_schedule("oea", {"k0": 2, "kmax": kmax}, speculative=False)
+    with refused_unless(fits, "--moe-a2a-backend deepep"):
+        config = server(tp_size=2, ep_size=2, moe_a2a_backend="deepep")
+        assert [plan.kmax for plan in check_schedule(schedule, SERVED, config)[0]] == [kmax]
+
+
+@pytest.mark.parametrize(("runner", "fits"), [("auto", True), ("flashinfer_mxfp4", True), ("deep_gemm", False)])
+def test_rows_of_another_width_are_served_if_a_kernel_of_the_runner_takes_them(runner, fits):
+    """Two of the three kernels of flashinfer_mxfp4 do; a layer shows its kernel when it loads."""
+    schedule = build_schedule("oea", {"k0": 2, "kmax": 10}, speculative=False)
+    with refused_unless(fits, f"--moe-runner-backend {runner}"):
+        check_schedule(schedule, SERVED, server(moe_runner_backend=runner))
+
+
+def test_a_rank_alone_has_whole_requests_where_none_shares_them():
+    schedule = build_schedule("xshare", {"k0": 1, "add": 0, "add_per_request": 4, "rows": "rank"}, speculative=True)
+    given = {"moe_a2a_backend": "deepep", "tp_size": 4, "enable_dp_attention": True, "speculative_algorithm": "EAGLE3"}
+    check_rows(schedule, server(**given, attn_dp_size=4))
+    with refused("--expert-policy-config rows rank"):
+        check_rows(schedule, server(**given, attn_dp_size=2))
 
 
 def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
@@ -204,21 +202,16 @@ def test_a_folders_language_model_is_found_beside_others(config, changes, tmp_pa
     assert (original, changed) == (config, config | changes)
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
+def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path):
+    for config, reason in (
         (None, "No such file or directory"),
-        ("{", "config.json:"),
-        ("[]", r"config.json must be a JSON object \(got \[\]\)"),
         ('{"text_config": "qwen", "architectures": ["A"]}', "no num_hidden_layers"),
         ('{"num_hidden_layers": 2}', "config.json: .*architectures'?"),
         ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', "dense"),
-    ],
-)
-def test_a_folder_without_a_model_is_refused_in_one_line(config, reason, tmp_path):
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ExpertPolicyError, match=reason) as raised:
-        read_folder(str(tmp_path))
-    assert str(tmp_path) in str(raised.value)
-    assert "\n" not in str(raised.value)
+    ):
+        if config is not None:
+            (tmp_path / "config.json").write_text(config)
+        with pytest.raises(ExpertPolicyError, match=reason) as raised:
+            read_folder(str(tmp_path))
+        assert str(tmp_path) in str(raised.value)
+        assert "\n" not in str(raised.value)

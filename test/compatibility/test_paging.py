@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from sglang_xshare import Batch, Router, select
+from sglang_xshare.compatibility import paging
 from sglang_xshare.compatibility.paging import find_limit, fits
 from sglang_xshare.policies.schedule import build_schedule
 
@@ -17,9 +17,15 @@ def schedule(policy: str = "xshare", **keys: Any) -> Any:
     return build_schedule(policy, keys, speculative=False, pages=True)
 
 
-@pytest.mark.parametrize(
-    ("policy", "keys", "limit"),
-    [
+def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch):
+    """Of sizes 1, 2, 4, 8, ...: SGLang alone captures up to 32 // 8 = 4 requests."""
+    graphs = SimpleNamespace(decode=SimpleNamespace(bs=[1, 2, 4, 8, 16, 24, 32, 64]))
+    monkeypatch.setattr(paging, "resolved", lambda args: SimpleNamespace(cuda_graph_config=graphs))
+
+    def limit(requests: int, slots: int | None) -> int:
+        return find_limit(args, requests, TOP_K, EXPERTS, slots)
+
+    for policy, keys, most in (
         (None, {}, 4),
         ("vanilla", {}, 4),
         ("observe", {}, 4),
@@ -30,23 +36,15 @@ def schedule(policy: str = "xshare", **keys: Any) -> Any:
         ("xshare", {"k0": 1, "add": 24, "max_rows": 16}, 16),
         ("xshare", {"k0": 1, "add": 24, "by_rows": {"8-12": {"policy": "vanilla"}}}, 7),
         ("lynx-lat", {"retain": 16}, 64),
-    ],
-)
-def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch, policy, keys, limit):
-    """Of sizes 1, 2, 4, 8, ...: SGLang alone captures up to 32 // 8 = 4 requests."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 64]
-    graphs = SimpleNamespace(decode=SimpleNamespace(bs=sizes))
-    monkeypatch.setattr(
-        "sglang_xshare.compatibility.paging.resolved", lambda args: SimpleNamespace(cuda_graph_config=graphs)
-    )
-    args = SimpleNamespace(expert_policy=policy, expert_policy_config=keys or None, enable_paged_experts=True)
-    assert find_limit(args, 4, TOP_K, EXPERTS, SLOTS) == limit
-    assert find_limit(args, 8, TOP_K, EXPERTS, EXPERTS) == (8 if policy in (None, "vanilla") else 64)
-    assert find_limit(args, 8, TOP_K, EXPERTS, None) == 8, "slots that SGLang has yet to size fit nothing"
-    graphs.decode.bs = sizes[:1]
-    assert find_limit(args, 4, TOP_K, EXPERTS, SLOTS) == limit, "the next layer, after the first has limited the list"
+    ):
+        args = SimpleNamespace(expert_policy=policy, expert_policy_config=keys or None, enable_paged_experts=True)
+        # Slots that SGLang has yet to size fit nothing.
+        found = limit(8, None), limit(4, SLOTS), limit(8, EXPERTS)
+        assert (policy, keys, *found) == (policy, keys, 8, most, 8 if policy in (None, "vanilla") else 64)
+    graphs.decode.bs = [1]
+    assert limit(4, SLOTS) == most, "the next layer, after the first has limited the list"
     graphs.decode.bs = None
-    assert find_limit(args, 8, TOP_K, EXPERTS, SLOTS) == 8, "no graph is captured"
+    assert limit(8, SLOTS) == 8, "no graph is captured"
 
 
 def test_what_fits_holds_of_any_logits():

@@ -32,6 +32,7 @@ SERVED: list[tuple[Method, str, Convention]] = [
     *((method("flashinfer_trtllm"), "BYPASSED", DROPPED) for method in (UNQUANTIZED, NVFP4)),
     (FP8("flashinfer_trtllm", block_quant=True), "BYPASSED", DROPPED),
     (FP8("flashinfer_trtllm", block_quant=True), "STANDARD", DROPPED),
+    (type("Own", (UNQUANTIZED,), {})("flashinfer_trtllm"), "BYPASSED", DROPPED),
     (MXFP4("flashinfer_mxfp4", _fi_kernel="trtllm_sm100"), "BYPASSED", MASKED),
     (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90"), "BYPASSED", DROPPED),
     (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm120"), "BYPASSED", DROPPED),
@@ -46,10 +47,10 @@ def describe(case: tuple[Method, str, Convention]) -> str:
 @pytest.mark.parametrize("case", SERVED, ids=describe)
 def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
     method, output_format, convention = case
-    (layer,) = read([config(FORMATS[output_format])], 1, method=method)
+    (layer,) = read([config(FORMATS[output_format])], method=method)
     assert (layer.convention, layer.runner_ranks_logits) == (convention, output_format != "STANDARD")
     assert layer.slots.empty == (convention == DROPPED)
-    (layer,) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
+    (layer,) = read([config(FORMATS[output_format])], method=method, ep_dispatch_algorithm="static")
     assert layer.renumbers
     assert not layer.slots.empty, "a table of places has no entry for -1"
 
@@ -64,26 +65,19 @@ def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
     monkeypatch.setattr(sglang, "__version__", "0.5.22")
     for method in (UNQUANTIZED("flashinfer_trtllm"), MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90")):
         with refused("experts-0 experts"):
-            read([config(FORMATS.BYPASSED)], 1, method=method)
+            read([config(FORMATS.BYPASSED)], method=method)
     assert "flashinfer_trtllm" not in list_runners()
 
 
-@pytest.mark.parametrize(
-    ("method", "attributes"),
-    [
-        (type("Own", (UNQUANTIZED,), {})("flashinfer_trtllm"), {}),
-        (Method("flashinfer_trtllm"), {"scheme": kind("CompressedTensorsW4A4Nvfp4MoE")(None)}),
-    ],
-    ids=["a subclass", "a scheme"],
-)
-def test_a_kernel_is_known_by_the_base_class_or_by_the_scheme_of_its_method(method, attributes, read):
-    (layer,) = read([config(FORMATS.BYPASSED)], 1, method=method, attributes=attributes)
+def test_a_kernel_is_known_by_the_scheme_of_its_method(read):
+    attributes = {"scheme": kind("CompressedTensorsW4A4Nvfp4MoE")(None)}
+    (layer,) = read([config(FORMATS.BYPASSED)], method="flashinfer_trtllm", attributes=attributes)
     assert layer.convention == DROPPED
 
 
 def test_what_one_runner_must_not_have_others_may(read):
     shared = {"num_fused_shared_experts": 1, "supports_deferred_finalize": True}
-    (layer,) = read([config()], 1, method=UNQUANTIZED("triton"), attributes=shared)
+    (layer,) = read([config()], method=UNQUANTIZED("triton"), attributes=shared)
     assert layer.convention == FILLED
 
 
@@ -95,23 +89,20 @@ UNKNOWN = [
     kind("Mxfp4FlashinferTrtllmMoEMethod")("flashinfer_mxfp4"),
 ]
 SUMS = {"attributes": {"supports_deferred_finalize": True}}
+OEA = {"expert_policy": "oea", "expert_policy_config": {"kmax": 6}}
+TRTLLM = {"method": UNQUANTIZED("flashinfer_trtllm")}
 # Layers that no row of the table is about, whatever the flag was (`auto` is no runner); and exceptions to the table.
 REFUSED: dict[str, dict[str, Any]] = {
     **{f"{method.backend} {type(method).__name__}": {"method": method} for method in UNKNOWN},
     "a kernel without a runner": {"method": None},
     "its table of local experts reads -1": {"method": "deep_gemm", "ep_size": 2},
     "it routes a rank's own rows": {"method": "flashinfer_cutlass"},
-    "a shared expert among the others": {
-        **{"method": UNQUANTIZED("flashinfer_trtllm"), "attributes": {"num_fused_shared_experts": 1}}
-    },
-    "sums that the next collective takes, in bf16": {"method": UNQUANTIZED("flashinfer_trtllm"), **SUMS},
-    "sums that CuTe DSL's collective takes": {
-        **{"method": NVFP4("flashinfer_trtllm"), "flashinfer_allreduce_fusion_backend": "cutedsl"},
-        **SUMS,
-    },
-    "a kmax where rows are as wide as top-k": {
-        **{"method": "deep_gemm", "expert_policy": "oea", "expert_policy_config": {"kmax": 6}}
-    },
+    "a shared expert among the others": TRTLLM | {"attributes": {"num_fused_shared_experts": 1}},
+    "sums that the next collective takes, in bf16": TRTLLM | SUMS,
+    "sums that CuTe DSL's collective takes": (
+        {"method": NVFP4("flashinfer_trtllm"), "flashinfer_allreduce_fusion_backend": "cutedsl"} | SUMS
+    ),
+    "a kmax where rows are as wide as top-k": OEA | {"method": "deep_gemm"},
 }
 
 
@@ -119,7 +110,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
     monkeypatch.setattr(runners, "keeps_dropped", lambda: False)
     monkeypatch.setattr(runners, "gathers_routed", lambda: True)
-    find([config()], 1, **REFUSED[case])
+    find([config()], **REFUSED[case])
 
 
 def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
@@ -141,17 +132,25 @@ def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
 
 def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):
     """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and make the last expert active."""
-    assert not read([config()], 1, ep_size=2)[0].renumbers
+    assert not read([config()], ep_size=2)[0].renumbers
     monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
-    assert read([config()], 1, ep_size=2)[0].renumbers
-    assert not read([config()], 1)[0].renumbers, "one rank numbers nothing"
-    assert not read([config()], 1, method="flashinfer_cutlass", ep_size=2)[0].renumbers
+    assert read([config()], ep_size=2)[0].renumbers
+    assert not read([config()])[0].renumbers, "one rank numbers nothing"
+    assert not read([config()], method="flashinfer_cutlass", ep_size=2)[0].renumbers
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_deep_gemm_is_served_on_ranks_that_keep_an_empty_slot_empty(ranks, read, monkeypatch):
+    """Before 0.5.23 one rank has no table of local experts, which an id of -1 would be looked up in."""
+    monkeypatch.setattr(runners, "keeps_dropped", lambda: ranks > 1)
+    (layer,) = read([config()], method=Method("deep_gemm"), ep_size=ranks)
+    assert layer.convention == DROPPED
 
 
 def test_on_amd_slots_are_filled_once_more_behind_upstreams_padding(read, monkeypatch):
     """Which has expert 0 by then, that no other row may use."""
     monkeypatch.setattr(topk, "_is_hip", True)
-    assert read([config()], 1)[0].renumbers
+    assert read([config()])[0].renumbers
 
 
 def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch):
@@ -160,9 +159,9 @@ def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch
     biased = {**grouped, "correction_bias": torch.zeros(16)}
     for changes, scaling in ((biased, 2.5), (grouped, 1.0), ({"routed_scaling_factor": 2.5}, 1.0)):
         monkeypatch.setattr(topk, "_use_aiter", True)
-        assert read([config(**changes)], 1)[0].router.scaling == scaling
+        assert read([config(**changes)])[0].router.scaling == scaling
         monkeypatch.setattr(topk, "_use_aiter", False)
-        assert read([config(**changes)], 1)[0].router.scaling == 1.0
+        assert read([config(**changes)])[0].router.scaling == 1.0
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
@@ -191,18 +190,15 @@ def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
     assert find_runner(SimpleNamespace(quant_method=SimpleNamespace())) is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "shared", "renumbers"),
-    [
+def test_a_dispatcher_leaves_out_what_its_runner_would_not(read, monkeypatch):
+    """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
+    monkeypatch.setattr(runners, "keeps_dropped", lambda: False)  # of which deep_gemm's local experts would be a reason
+    for changes, shared, renumbers in (
         ({}, 0, False),
         ({"method": "deep_gemm"}, 0, False),
         ({"ep_dispatch_algorithm": "static"}, 0, True),
         ({}, 1, True),
-    ],
-)
-def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, shared, renumbers, read, monkeypatch):
-    """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
-    monkeypatch.setattr(runners, "keeps_dropped", lambda: False)  # of which deep_gemm's local experts would be a reason
-    monkeypatch.setattr(start_layers, "num_shared_slots", lambda topk_config: shared)
-    (layer,) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
-    assert (layer.convention, layer.renumbers, layer.runner_ranks_logits) == (DROPPED, renumbers, False)
+    ):
+        monkeypatch.setattr(start_layers, "num_shared_slots", lambda topk_config, shared=shared: shared)
+        (layer,) = read([config()], moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
+        assert (layer.convention, layer.renumbers, layer.runner_ranks_logits) == (DROPPED, renumbers, False)

@@ -3,11 +3,13 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmark.common.paths import ROOT
-from compatibility.refusals import LINES, Answer, attempt, line_of
+from compatibility.configured import write_configs
+from compatibility.refusals import LINES, attempt
 from served.eagle import eagle
 from served.release import LATEST, older_releases_take_long
 
@@ -16,8 +18,13 @@ LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
 """Allowed on the latest release alone."""
 
 
-def keys(text: str) -> tuple[str, ...]:
-    return (*POLICY, "--expert-policy-config", text)
+def keys(text: str, policy: str = "xshare") -> tuple[str, ...]:
+    return ("--expert-policy", policy, "--expert-policy-config", text)
+
+
+def change(model: Path, **changes: object) -> dict[str, object]:
+    """The configuration of a checkpoint with these changes."""
+    return json.loads((model / "config.json").read_text()) | changes
 
 
 def eagle3(draft: str) -> tuple[str, ...]:
@@ -25,22 +32,23 @@ def eagle3(draft: str) -> tuple[str, ...]:
     return (*POLICY, *BACKENDS, "--speculative-algorithm", "EAGLE3", *TREE, *DRAFT_PATH, draft)
 
 
-# Configurations without weights, by folder, as changes to those of the small checkpoint and of its draft.
+# Configurations without weights, by folder: those of the small checkpoint and of its draft, changed.
 TARGET, DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny", ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
-WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
-    "wider": (DRAFT, {"hidden_size": 256, "target_hidden_size": 128}),
-    "narrower": (TARGET, {"hidden_size": 64}),
-    "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
-    "without-weights": (TARGET, {}),
-    "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
-    "mixtral": (TARGET, {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}),
+WRITTEN = {
+    "wider": change(DRAFT, hidden_size=256, target_hidden_size=128),
+    "narrower": change(TARGET, hidden_size=64),
+    "dense": change(TARGET, architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_experts=None),
+    "without-weights": change(TARGET),
+    "not-renormalizing": change(TARGET, norm_topk_prob=False),
+    "mixtral": change(TARGET, architectures=["MixtralForCausalLM"], model_type="mixtral", num_local_experts=8),
 }
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 DRAFT_PATH = ("--speculative-draft-model-path",)
 BACKENDS = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
 RANKS_LOGITS = ("--moe-runner-backend", "triton_kernel")
 TWO_RANKS, REPLICAS = ("--tp", "2", "--ep", "2"), ("--ep-num-redundant-experts", "2")
-WIDER = ("--expert-policy", "oea", "--expert-policy-config", '{"layers": {"3": {"kmax": 10}}}')
+WIDER = keys('{"layers": {"3": {"kmax": 10}}}', "oea")
+TRUNCATE = keys('{"budget": 16, "coverage": "truncate", "phases": ["decode"]}', "moe-spec")
 REFUSED: dict[str, tuple[str, ...]] = {
     "unknown policy": ("--expert-policy", "nope"),
     "unreadable file": keys("/nowhere/policy.json"),
@@ -52,10 +60,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "embedding model": (*POLICY, "--is-embedding"),
     "prefill server": (*POLICY, "--disaggregation-mode", "prefill"),
     **{f"runner {name}": (*POLICY, "--moe-runner-backend", name) for name in ("flashinfer_cutedsl", "hpc_ops")},
-    "truncation where the runner ranks logits": (
-        *(*RANKS_LOGITS, "--expert-policy", "moe-spec", "--expert-policy-config"),
-        '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}',
-    ),
+    "truncation where the runner ranks logits": (*RANKS_LOGITS, *TRUNCATE),
     "more experts a row than a runner that counts on top-k": (*WIDER, "--moe-runner-backend", "deep_gemm"),
     "more experts a row than a runner that ranks logits has": (*WIDER, *RANKS_LOGITS),
     "a router that does not renormalize where the runner ranks logits": (
@@ -74,9 +79,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "replicas of experts that move": (*POLICY, *TWO_RANKS, "--enable-eplb", *REPLICAS),
     "replicas by a dispatch of one's own choice": (*POLICY, "--ep-dispatch-algorithm", "dynamic", *REPLICAS),
     "upstream's fake dispatch": (*POLICY, "--ep-dispatch-algorithm", "fake"),
-    "rows of another width than their reader's": (
-        *("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),
-    ),
+    "rows of another width than their reader's": (*keys('{"kmax": 10}', "oea"), "--enable-return-routed-experts"),
     "layer beyond the model's": keys('{"layers": {"4": {"k0": 2}}}'),
     "verify without speculation": keys('{"phases": ["verify"]}'),
     "masking alone in deterministic mode": ("--mask-padding-experts", "--enable-deterministic-inference"),
@@ -128,10 +131,7 @@ REFUSED_RANKS: dict[str, tuple[str, ...]] = {
     "a model that upstream does not serve so": ("--model-path", "{written}/mixtral"),
     "a rank's rows where the router sees all": ("--expert-policy-config", '{"rows": "rank"}'),
     "a rank's rows that split requests": (*ALL_TO_ALL, *SPECULATION, "--expert-policy-config", '{"rows": "rank"}'),
-    "all-to-all with rows of another width": (
-        *(*ALL_TO_ALL, "--expert-policy", "oea"),
-        *("--expert-policy-config", '{"k0": 2, "kmax": 9}'),
-    ),
+    "all-to-all with rows of another width": (*ALL_TO_ALL, *keys('{"k0": 2, "kmax": 9}', "oea")),
 }
 """Further flags with which a server with data-parallel attention is refused, by case."""
 LISTS = {"servers": (REFUSED, ACCEPTED), "data-parallel attention": (REFUSED_RANKS, ACCEPTED_RANKS)}
@@ -147,32 +147,23 @@ def list_flags(kind: str, release: str) -> tuple[dict[str, tuple[str, ...]], dic
 @pytest.fixture(scope="session")
 def written(tmp_path_factory):
     """The folder of the written configurations."""
-    return write_models(tmp_path_factory.mktemp("written"))
-
-
-def write_models(folder: Path) -> Path:
-    for name, (model, changes) in WRITTEN.items():
-        (folder / name).mkdir()
-        config = json.loads((model / "config.json").read_text()) | changes
-        (folder / name / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_configs(tmp_path_factory.mktemp("written"), WRITTEN)
 
 
 @cache
-def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], Answer]:
+def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], Any]:
     """What stops a server, by its arguments: all of the above."""
     asked = [flags for kind in LISTS for cases in list_flags(kind, release) for flags in cases.values()]
-    asked += [(*POLICY, "--moe-runner-backend", runner) for runner in LATEST_RUNNERS.split(", ")]
     lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
 
 def tell(tree: Path, model: Path, folder: Path) -> dict[str, dict[str, str]]:
     """The line of each case, for `refusals.json`."""
-    answers = ask(tree, model, write_models(folder), LATEST)
+    answers = ask(tree, model, write_configs(folder, WRITTEN), LATEST)
     return {
         kind: {
-            case: line_of(answers[flags]).replace(str(folder), "{written}")
+            case: answers[flags]["says"].replace(str(folder), "{written}")
             for case, flags in list_flags(kind, LATEST)[0].items()
         }
         for kind in LISTS
@@ -190,20 +181,6 @@ def complete(case: str, written: Path, release: str, kind: str = "servers") -> s
     """The line of a refused case as it is said on a release."""
     line = LINES[kind][case].replace("{written}", str(written))
     return line if release == LATEST else line.removesuffix(f", {LATEST_RUNNERS}")
-
-
-@older_releases_take_long
-@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
-def test_runners_that_route_themselves_before_they_could_be_handed_ids(
-    runner, release, patched_release, tiny_model, written
-):
-    answers = ask(patched_release(release), tiny_model, written, release)
-    answer = answers[(*POLICY, "--moe-runner-backend", runner)]
-    if release == LATEST:
-        assert answer is None
-    else:
-        assert answer["ours"]
-        assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
 
 
 @older_releases_take_long

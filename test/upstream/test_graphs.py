@@ -12,10 +12,10 @@ from sglang_xshare.upstream.graphs import capture_again, find_largest, keep_size
 class Runner:
     """Notes the sizes that SGLang would capture."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decode = SimpleNamespace(bs=[1, 2, 4], max_bs=4)
         self.captured: list[list[int]] = []
-        self.error = error
+        self.error: Exception | None = None
         self.decode_cuda_graph_runner: object | None = object()
         graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=self.decode))
         self.lora = SimpleNamespace(enable_lora=False)
@@ -79,21 +79,23 @@ def test_stale_graphs_of_the_target_do_not_stop_graphs_of_drafts(monkeypatch):
         can_run_graph(Replayed(is_draft=True), batch)
 
 
-@pytest.mark.parametrize(
-    ("fits", "sizes"),
-    [
+def test_sizes_that_fit_are_captured(monkeypatch):
+    for fits, sizes in (
         (None, [1, 2, 4]),
         (lambda size: size < 3, [1, 2]),
         (lambda size: size < 4, [1, 2, 3]),
         (lambda size: size != 2, [1]),
         (lambda size: False, [1]),
-    ],
-)
-def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
-    runner = Runner(monkeypatch)
-    capture_again(runner, SimpleNamespace(draft_worker=None), fits)
-    assert runner.captured == [sizes]
-    assert runner.decode.bs == sizes, "the checks of a POST read the captured sizes from this list"
+    ):
+        runner = Runner(monkeypatch)
+        capture_again(runner, SimpleNamespace(draft_worker=None), fits)
+        # The checks of a POST read the captured sizes from SGLang's list.
+        assert (runner.captured, runner.decode.bs) == ([sizes], sizes)
+    runner.decode.bs = [1, 2]
+    runner.error = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        capture_again(runner, SimpleNamespace(), lambda size: size == 1)
+    assert runner.decode.bs == [1, 2]
 
 
 @pytest.mark.parametrize(("enable_lora", "sizes"), [(False, [1, 2, 3]), (True, [1, 2])], ids=["plain", "LoRA"])
@@ -108,13 +110,6 @@ def test_graphs_grow_beyond_those_of_the_start(enable_lora, sizes, monkeypatch):
         assert find_largest(lambda size, least=least: size < least) == captured[-1]
         capture_again(runner, SimpleNamespace(draft_worker=None), lambda size, least=least: size < least)
         assert runner.captured.pop() == captured
-
-
-def test_a_capture_that_fails_keeps_the_sizes(monkeypatch):
-    runner = Runner(monkeypatch, RuntimeError("out of memory"))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        capture_again(runner, SimpleNamespace(), lambda size: size == 1)
-    assert runner.decode.bs == [1, 2, 4]
 
 
 def test_the_graphs_of_every_width_are_captured_and_the_width_in_use_stays(monkeypatch):
@@ -160,7 +155,6 @@ def test_a_failure_leaves_no_width_a_graph_of_another_policy(failing, monkeypatc
 
 def test_without_graphs_no_size_is_captured():
     """SGLang's own list is not there then, and a switch may need the sizes."""
-    for device in ("cpu", "cuda"):
-        assert list_sizes(None, SimpleNamespace(device=device, cuda_graph_config=None)) == []
     off = SimpleNamespace(decode=SimpleNamespace(backend="disabled", bs=None))
-    assert list_sizes(None, SimpleNamespace(device="cuda", cuda_graph_config=off)) == []
+    for device, graphs in (("cpu", None), ("cuda", None), ("cuda", off)):
+        assert list_sizes(None, SimpleNamespace(device=device, cuda_graph_config=graphs)) == []

@@ -5,6 +5,7 @@ from dataclasses import dataclass, make_dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ from sglang_xshare.selection.triton_kernel import routing_data
 from sglang_xshare.selection.triton_kernel.routing_data import RoutingArrays
 from sglang_xshare.upstream import triton_kernels
 
-FIELDS = ["slice_sizes", "slice_offs", "block_offs_data", "block_schedule_data"]
+METADATA = {
+    **{"slice_sizes": "histogram", "slice_offs": "starts", "block_offs_data": "block_starts"},
+    "block_schedule_data": "schedule",
+}
+"""Fields of the metadata, and the arrays that belong there."""
 
 
 @dataclass
@@ -43,7 +48,7 @@ def install(monkeypatch):
 
     assert sglang
 
-    def put(fields=FIELDS, sizes=BLOCK_SIZES):
+    def put(fields=tuple(METADATA), sizes=BLOCK_SIZES):
         metadata = make_dataclass("RaggedTensorMetadata", fields)
         metadata.block_sizes = staticmethod(lambda: list(sizes))
         contents = {
@@ -78,24 +83,21 @@ def pack():
     return contract.slots, contract.pack(*draw_routing("random", 5, 32, 4), torch.zeros(5, 32, dtype=torch.bfloat16))
 
 
-def check_metadata(metadata, arrays):
-    assert torch.equal(metadata.slice_sizes, arrays.histogram)
-    assert torch.equal(metadata.slice_offs, arrays.starts)
-    assert torch.equal(metadata.block_offs_data, arrays.block_starts)
-    assert torch.equal(metadata.block_schedule_data, arrays.schedule)
+def check_fields(found, arrays, fields=METADATA):
+    """Compare what a runner reads with the arrays that belong there."""
+    for field, name in fields.items():
+        assert torch.equal(getattr(found, field), getattr(arrays, name)), field
 
 
 @pytest.mark.parametrize("more", [[], [("expected_slice_size", Any, None), ("slice_sizes_divisibility", Any, None)]])
 def test_from_0_5_18_on(install, arrays, more):
     """SGLang 0.5.18 to 0.5.23 with triton_kernels of Triton 3.7 or later, whose metadata has two more fields."""
-    install([*FIELDS, *more])
+    install([*METADATA, *more])
     slots, found = pack()
     arrays = arrays(renumber=False)  # by descending logit, as the ids are
     assert type(found).__name__ == "TritonKernelTopKOutput"
-    check_metadata(found.a_ragged_metadata, arrays)
-    assert torch.equal(found.gather_indx, arrays.rows)
-    assert torch.equal(found.scatter_indx, arrays.by_expert)
-    assert torch.equal(found.gate_scal, arrays.gates)
+    check_fields(found.a_ragged_metadata, arrays)
+    check_fields(found, arrays, {"gather_indx": "rows", "scatter_indx": "by_expert", "gate_scal": "gates"})
     assert found.n_expts_act == 4
     assert not slots.empty
 
@@ -110,33 +112,24 @@ def test_0_5_17(install, arrays, monkeypatch):
     install()
     slots, found = pack()
     arrays = arrays(renumber=True)  # by ascending expert
-    assert torch.equal(found.gather_indx.src_indx, arrays.by_expert)
-    assert torch.equal(found.gather_indx.dst_indx, arrays.by_row)
-    assert torch.equal(found.scatter_indx.src_indx, arrays.by_row)
-    assert torch.equal(found.scatter_indx.dst_indx, arrays.by_expert)
+    check_fields(found.gather_indx, arrays, {"src_indx": "by_expert", "dst_indx": "by_row"})
+    check_fields(found.scatter_indx, arrays, {"src_indx": "by_row", "dst_indx": "by_expert"})
     data = found.routing_data
-    assert torch.equal(data.gate_scal, arrays.gates)
-    assert torch.equal(data.expt_hist, arrays.histogram)
+    check_fields(data, arrays, {"gate_scal": "gates", "expt_hist": "histogram"})
     assert (data.n_expts_tot, data.n_expts_act) == (32, 4)
-    check_metadata(data.expt_data, arrays)
+    check_fields(data.expt_data, arrays)
     assert slots.empty
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"sizes": (*BLOCK_SIZES, 256)}, {"fields": ["hist", "token_offs_raw", "token_offs_pad", "block_pid_map"]}],
-    ids=["AMD", "an older triton_kernels"],
-)
-def test_another_contract_keeps_upstreams_routing(install, other):
-    install(**other)
-    assert triton_kernels.read_contract(BLOCK_SIZES) is None
-
-
-def test_without_triton_kernels(monkeypatch):
+def test_another_contract_keeps_upstreams_routing(install, monkeypatch):
+    """AMD's, that of an older triton_kernels, and none."""
     monkeypatch.setitem(sys.modules, "triton_kernels", None)
     triton_kernels.read_contract.cache_clear()
     assert triton_kernels.read_contract(BLOCK_SIZES) is None
-    triton_kernels.read_contract.cache_clear()
+    older = ["hist", "token_offs_raw", "token_offs_pad", "block_pid_map"]
+    for other in ({"sizes": (*BLOCK_SIZES, 256)}, {"fields": older}):
+        install(**other)
+        assert triton_kernels.read_contract(BLOCK_SIZES) is None
 
 
 def test_an_unknown_output_of_sglang(install, monkeypatch):
@@ -147,13 +140,9 @@ def test_an_unknown_output_of_sglang(install, monkeypatch):
     assert triton_kernels.read_contract(BLOCK_SIZES) is None
 
 
-@pytest.mark.parametrize(("rows", "is_cuda", "found"), [(32, True, True), (33, True, False), (32, False, False)])
-def test_which_batches(install, rows, is_cuda, found):
-    class Logits:
-        def __len__(self):
-            return rows
-
+def test_which_batches(install):
     install()
-    logits = Logits()
-    logits.is_cuda = is_cuda
-    assert (triton_kernels.find_contract(logits, 4) is not None) == found
+    for rows, is_cuda in ((32, True), (33, True), (32, False)):
+        logits = MagicMock(is_cuda=is_cuda)
+        logits.__len__.return_value = rows
+        assert (triton_kernels.find_contract(logits, 4) is not None) == (rows == 32 and is_cuda)

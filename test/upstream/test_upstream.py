@@ -14,19 +14,15 @@ from sglang_xshare.upstream.server import attention_dp_size, is_release, num_sch
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 import sglang  # noqa: E402
-from sglang.srt.layers.moe.topk import TopK, TopKConfig, TopKOutputFormat  # noqa: E402
+from sglang.srt.layers.moe.topk import TopK, TopKConfig  # noqa: E402
 from sglang.srt.layers.moe.utils import MoeRunnerBackend  # noqa: E402
-
-
-def config(output_format: TopKOutputFormat | None) -> TopKConfig:
-    return TopKConfig(top_k=4, renormalize=True, output_format=output_format)
 
 
 @pytest.mark.parametrize("name", ["triton_kernel", "flashinfer_trtllm", "flashinfer_mxfp4", "marlin"])
 def test_a_format_decided_at_the_first_call_is_the_runner_backends(name, monkeypatch):
     monkeypatch.setattr(moe, "get_moe_runner_backend", lambda: MoeRunnerBackend(name))
     expected = {"triton_kernel": "triton_kernel", "marlin": "standard"}.get(name, "bypassed")
-    assert read_output_format(config(None)) == expected
+    assert read_output_format(TopKConfig(top_k=4, renormalize=True, output_format=None)) == expected
 
 
 @pytest.mark.parametrize(("hip", "parts"), [(None, False), ("6.4", True)])
@@ -89,24 +85,20 @@ def test_the_release_that_runs_is_sglangs_own(monkeypatch):
     assert not is_release("0.5.23")
 
 
-@pytest.mark.parametrize(
-    ("config", "ranks", "schedulers"),
-    [
+def test_ranks_are_told_from_replicas():
+    for config, ranks, schedulers in (
         ({"dp_size": 1}, 1, 1),
         ({"dp_size": 2, "enable_dp_attention": False}, 1, 2),
         ({"dp_size": 2, "enable_dp_attention": True}, 2, 2),
         ({"dp_size": 1, "attn_dp_size": 4, "enable_dp_attention": False}, 4, 4),
         ({"dp_size": 2, "attn_dp_size": 2, "enable_dp_attention": True}, 2, 2),
-    ],
-)
-def test_ranks_are_told_from_replicas(config, ranks, schedulers):
-    assert attention_dp_size(SimpleNamespace(**config)) == ranks
-    assert num_schedulers(SimpleNamespace(**config)) == schedulers
+    ):
+        server_args = SimpleNamespace(**config)
+        assert (config, attention_dp_size(server_args), num_schedulers(server_args)) == (config, ranks, schedulers)
 
 
-@pytest.mark.parametrize(
-    ("running", "last", "next_one"),
-    [
+def test_a_build_has_the_code_of_the_release_that_it_leads_to():
+    for running, last, next_one in (
         ("0.5.9", "0.5.9", "0.5.17"),
         ("0.5.23", "0.5.23", "0.5.24"),
         ("0.5.23+xshare.0.1.0", "0.5.23", "0.5.24"),
@@ -115,13 +107,7 @@ def test_ranks_are_told_from_replicas(config, ranks, schedulers):
         ("0.5.23.dev3+gabc", "0.5.23", "0.5.24"),
         ("0.6", "0.6.0", "0.6.1"),
         ("0.0.0.dev0", "0.0.0", "0.5.17"),
-    ],
-)
-def test_a_build_has_the_code_of_the_release_that_it_leads_to(running, last, next_one):
-    assert is_since(running, last)
-    assert not is_since(running, next_one)
-
-
-def test_what_is_no_version_is_not_compared():
+    ):
+        assert (is_since(running, last), is_since(running, next_one)) == (True, False), running
     with pytest.raises(ValueError, match="unknown"):
         is_since("unknown", "0.5.23")

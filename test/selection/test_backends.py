@@ -181,6 +181,15 @@ def test_a_budget_counts_the_experts_of_others_alone(backend, text):
         assert indices(filled.selected) == {0, 1, 2, 3, 4, 6}
 
 
+@pytest.mark.parametrize("text", ["xshare:k0=1,target_per_rank=1,balance=level", "oea:k0=1,target_per_rank=1"])
+def test_ranks_level_to_the_fullest_of_all_rows(backend, text):
+    """An exact row holds the four experts of a rank, which a step waits for: the other rank adds as many."""
+    logits = torch.tensor([[9.0, 8, 7, 6, 0, 0, 0, 0], [0, 0, 0, 0, 9, 8, 7, 6]], device=backend.device)
+    row, expert = (torch.arange(size, device=backend.device) for size in logits.shape)
+    out = compare(backend, logits, spell(text), Router(4), Batch(exact=row == 0), expert // 4)
+    assert out.selected.all()
+
+
 def test_the_others_use_an_exact_rows_experts(backend):
     """Two rows of one top-2 model: the second has no expert of its own but its first, and takes the exact row's."""
     logits = torch.tensor([[9.0, 8.0, 0.0, 0.0, 0.0], [1.0, 2.0, 9.0, 8.0, 0.0]], device=backend.device)

@@ -48,11 +48,12 @@ def test_the_tolerance_is_spent_to_the_last_setting_of_a_group(texts, tmp_path):
     assert len(changed) == 1
 
 
-def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path):
+@pytest.mark.parametrize("groups", [4, 2])
+def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path, groups):
     experts = []
     for number, tolerance in enumerate((0.01, 0.03, 0.1, 0.4)):
         (folder := tmp_path / str(number)).mkdir()
-        experts.append(run(texts, folder, tolerance)[1].chosen.experts)
+        experts.append(run(texts, folder, tolerance, groups=groups)[1].chosen.experts)
     assert experts == sorted(experts, reverse=True)
     assert experts[-1] == 8
 

@@ -152,6 +152,15 @@ def test_strides(backend, slices):
     compare(backend, logits, plan, router, batch, (expert % 4)[::2])
 
 
+@pytest.mark.parametrize("text", ["xshare:k0=1,target_per_rank=1,balance=level", "oea:k0=1,target_per_rank=1"])
+def test_ranks_level_to_the_fullest_of_all_rows(backend, text):
+    """An exact row holds the four experts of a rank, which a step waits for: the other rank adds as many."""
+    logits = torch.tensor([[9.0, 8, 7, 6, 0, 0, 0, 0], [0, 0, 0, 0, 9, 8, 7, 6]], device=backend.device)
+    row, expert = (torch.arange(size, device=backend.device) for size in logits.shape)
+    out = compare(backend, logits, spell(text), Router(4), Batch(exact=row == 0), expert // 4)
+    assert out.selected.all()
+
+
 def test_a_confident_padding_row_does_not_vote(backend):
     """No live row is confident enough, so the most confident live row votes: expert 0, not 1, the best by utility."""
     shares = torch.tensor([[0.0, 0.0, 1.0], [0.46, 0.44, 0.1], [0.12, 0.45, 0.43]], device=backend.device)

@@ -52,6 +52,14 @@ def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
         assert got == pytest.approx(want, abs=1e-5)
 
 
+def test_a_row_keeps_expert_0_beside_empty_slots():
+    """The ids of empty slots are clamped to 0 as well."""
+    logits = torch.eye(2, 8)
+    out = select(logits, build_plan("pruned", k0=1), Router(top_k=4))
+    weights, ids = route(mask_logits(logits, out, top_k=4)[0], 4)
+    assert (ids[:, 0].tolist(), weights[:, 0].tolist()) == ([0, 1], [1, 1])
+
+
 @pytest.mark.parametrize(
     ("plan", "router", "named"),
     [

@@ -49,8 +49,10 @@ def test_the_tolerance_is_spent_to_the_last_setting_of_a_group(texts, tmp_path):
     assert len(changed) == 1
 
 
-def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path):
-    experts = [run(texts, tmp_path / str(share), share)[1].chosen.experts for share in (0.01, 0.03, 0.1, 0.4)]
+@pytest.mark.parametrize("groups", [4, 2])
+def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path, groups):
+    shares = (0.01, 0.03, 0.1, 0.4)
+    experts = [run(texts, tmp_path / str(share), share, groups=groups)[1].chosen.experts for share in shares]
     assert experts == sorted(experts, reverse=True)
     assert experts[-1] == 8
 

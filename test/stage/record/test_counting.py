@@ -78,6 +78,8 @@ def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
     for rows, live, every in ((5, 4, 2), (9, 9, 4), (9, 9, 0), (40, 31, 3), (7, 5, 0), (3, 0, 1)):
         logits, row = torch.randn(len(plans), rows, 24, generator=generator), torch.arange(rows)
         steps.append((logits, None if live == rows else row < live, row % every == 0 if every else None))
+    # In several programs of the kernel, with fewer active experts than top-k.
+    steps.append((torch.randn(len(plans), 1, 24, generator=generator).repeat(1, 40, 1), None, None))
     found, counters = interpreter(count_steps, steps, plans, ROUTER, backend, slots, loaded, num_slots)
     for counts, (logits, valid, exact) in zip(found, steps, strict=True):
         for layer, plan in enumerate(plans):

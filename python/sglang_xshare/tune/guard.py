@@ -46,7 +46,7 @@ class SwitchGuard:
         if not self._switch(policy | {"trial": True}, self._switches):
             self._asking = False
             self.get_policy()
-        self._switches += 1  # before `_asking` ends: after an interrupt between the lines, `restore` must try this number
+        self._switches += 1  # before `_asking` ends, because `restore` must try this number after an interrupt
         self._asking = False
 
     def restore(self) -> bool:

@@ -48,11 +48,11 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
         recapture=partial(graphs.capture_again, model_runner),
     )
     name = schedule.policy if schedule else "none, padding masked,"
-    plan = f": {json.dumps(stage.in_force.plan)}" if schedule else ""
+    plan = f": {json.dumps(stage.in_force.shown)}" if schedule else ""
     mass = describe_mass(schedule) if schedule else None
     kept = f"; a step keeps at least this share of its batch's utility: {mass}" if mass else ""
     logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
     wrap_calls(model_runner, reports := Reports(stage))
-    if stage.in_force.plan is not None:
-        server.show_plan(stage.in_force.plan)
+    if stage.in_force.shown is not None:
+        server.show_plan(stage.in_force.shown)
     return reports

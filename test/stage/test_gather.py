@@ -125,7 +125,7 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     schedules = [build_schedule("xshare", {"k0": 1, "add": 2, "rows": name}, False) for name in ("batch", rows)]
     stage = start(schedules[0], batches=Batches(captured), ranks=Ranks(0, 2, 1, EXPERTS, True))
     for size in captured:
-        stage.graphs.assign_for_capture(StepKey("decode", size), stage.in_force)
+        stage.graphs.begin_capture(StepKey("decode", size), stage.in_force)
     if refused:
         with pytest.raises(ValueError, match="the rows that ranks gather change"):
             check_graphs(stage, make_next(stage, schedules[1]), recaptures=False)
@@ -144,7 +144,7 @@ def test_a_switch_of_rows_reads_the_sizes_in_the_new_unit(captured):
     stage.find_batches = units.__getitem__
     vanilla = stage.in_force
     for size in captured:
-        stage.graphs.assign_for_capture(StepKey("decode", size), stage.in_force)
+        stage.graphs.begin_capture(StepKey("decode", size), stage.in_force)
     schedule = build_schedule("xshare", {"k0": 1, "add": 2, "rows": "rank"}, False)
     stage.in_force = former = make_next(stage, schedule)
     assert former.batches == units["rank"]

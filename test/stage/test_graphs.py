@@ -60,7 +60,7 @@ def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None
 
 def record(graphs: Graphs, plans: InForce, layers: list[Layer], rows: int) -> list[Assignment]:
     """What each layer does in a step of so many rows that is captured."""
-    return graphs.assign_for_capture(StepKey("decode", rows), replace(plans, layers=layers))
+    return graphs.begin_capture(StepKey("decode", rows), replace(plans, layers=layers))
 
 
 def capture_anew(graphs: Graphs, plans: InForce, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
@@ -193,7 +193,7 @@ def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
     schedule = build_schedule("xshare", {"k0": 1, "add": 1, **keys}, speculative=True)
     plans, graphs = InForce(schedule, BATCHES), Graphs()
     for others in (plans, InForce(None, BATCHES)):
-        [assignment] = graphs.assign_for_capture(step.key, replace(others, layers=[layer]))
+        [assignment] = graphs.begin_capture(step.key, replace(others, layers=[layer]))
         assert assignment.plan is plans.find(layer, step.key).plan
         assert graphs.by_depth == plans.by_depth == bool(keys)
 
@@ -217,7 +217,7 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
 
     plans = make()
     run(graphs, plans, layers, step)
-    graphs.assign_for_capture(step.key, replace(plans, layers=layers))
+    graphs.begin_capture(step.key, replace(plans, layers=layers))
     for more, acceptance in (({}, 0.75), ({"layers": {"1": {"acceptance": 0.5}}}, 0.25), ({"acceptance": 1.0}, 0.5)):
         others = make(**more)
         graphs.follow(graphs.find_changes(others))

@@ -69,7 +69,7 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(build, reporter, 
     """They add to tensors that nobody else may get, and nothing is exported twice."""
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model, installed = build(2, Batches((8,)), **flags(**keys))
-    installed.graphs.assign_for_capture(StepKey("decode", 8), installed.in_force)
+    installed.graphs.begin_capture(StepKey("decode", 8), installed.in_force)
     [first] = installed.in_force.lanes
     decode(model, reporter, 8)
     switch(installed, schedule(keys), reporter)

@@ -228,7 +228,7 @@ def test_steps_outside_the_models_forward_are_vanilla_and_counted(build):
 def test_another_models_config_is_returned_untouched(build):
     """A draft model may be a mixture of experts too, and runs in the same process."""
     (_, installed), draft = build(1, **XSHARE), Model(1)
-    shown = {**XSHARE, "expert_policy_config": installed.in_force.plan}  # as 0.5.17's one record has it by then
+    shown = {**XSHARE, "expert_policy_config": installed.in_force.shown}  # as 0.5.17's one record has it by then
     forward = draft.forward
     hooks.attach(runner(draft, is_draft_worker=True, **shown))
     assert hooks._stage is installed

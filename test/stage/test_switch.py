@@ -51,7 +51,7 @@ def test_log_metrics_and_counters_tell_both_plans_apart(build, reporter, caplog,
     assert f"switch 1: {json.dumps(former)} -> {json.dumps(latter)}; until now" in caplog.text
     assert f"{before.mean('experts_before'):.1f} -> {before.mean('experts_after'):.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
-    assert shown == [installed.in_force.plan], "in /server_info"
+    assert shown == [installed.in_force.shown], "in /server_info"
     assert installed.acting.logged.look()[0].layer_steps == installed.acting.since_switch.look()[0].layer_steps == 0
     assert read_figure("info", policy="oea", plan_hash=installed.in_force.hash) == 1
     decode(model, reporter)

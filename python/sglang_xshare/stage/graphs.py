@@ -99,8 +99,8 @@ class Graphs:
             assignments.append(replace(found, buffer=buffer))
         self._prepared[step.key] = assignments
 
-    def assign_for_capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
-        """Return the assignment of each layer in a step that is being captured.
+    def begin_capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
+        """Register the graph that is being captured, and return the assignment of each layer in its step.
 
         An assignment contains a buffer if the layer's kernel reads its numbers from a buffer.
 

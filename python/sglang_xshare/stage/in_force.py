@@ -83,7 +83,7 @@ class InForce:
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, self.layers[0].router.top_k)
 
     @property
-    def plan(self) -> dict[str, Any] | None:
+    def shown(self) -> dict[str, Any] | None:
         """The description for reports, or None if no policy has been active yet."""
         return self.description if self.is_named else None
 

@@ -79,7 +79,7 @@ class Reports:
         if stage.paged is not None:
             stage.paged.check(stage.acting.counters.totals)
         groups: dict[str, Callable[[], Any]] = {
-            "in force": lambda: (stage.in_force.plan, stage.acceptance.estimate),
+            "in force": lambda: (stage.in_force.shown, stage.acceptance.estimate),
             "counted": stage.acting.exported.read,
             "observed": lambda: {lane.name: lane.exported.read() for lane in stage.in_force.lanes},
         }

@@ -119,7 +119,7 @@ class Stage:
         if key is None:
             assignments = [Assignment()] * len(layers)
         elif is_recording:
-            assignments = self.graphs.assign_for_capture(key, in_force)
+            assignments = self.graphs.begin_capture(key, in_force)
         else:
             assignments = in_force.assign(key)
         outcome = in_force.find_outcome(key)

@@ -119,7 +119,7 @@ def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recapture
     stage.last_switch = last_switch
     if stage.trace is not None:
         stage.trace.switch(last_switch.number, latter.given)
-    show_plan(stage.in_force.plan)
+    show_plan(stage.in_force.shown)
     reports.publish(always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
     change += "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"

@@ -192,5 +192,5 @@ def test_a_policy_is_named_by_its_spelling_or_by_its_hash(keys, named):
     layer = SimpleNamespace(router=SimpleNamespace(top_k=8))
     in_force = InForce(build_schedule("xshare", keys, speculative=False), layers=[layer])
     policy = in_force.spelling
-    assert policy == named.format(hash_plan(dict(reversed(in_force.plan.items()))))
+    assert policy == named.format(hash_plan(dict(reversed(in_force.shown.items()))))
     assert len(policy) <= LONGEST

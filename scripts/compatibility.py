@@ -8,6 +8,7 @@ import argparse
 import importlib.metadata
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,16 +62,23 @@ def replace_table(page: str, table: str, begin: str = BEGIN) -> str:
     return f"{before}{begin}{table}{END}{after}"
 
 
-def write_page(page: Path, wanted: str, command: str, description: str | None) -> None:
-    """Write a page that `command` makes. With `--check`, exit with an error if the page differs instead."""
+def write_page(page: Path, make: Callable[[], str], command: str, description: str | None) -> None:
+    """Write the page that `make` returns. With `--check`, exit with an error if the page differs instead.
+
+    `command` is the command that calls this function.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    if not parser.parse_args().check:
+    check, wanted = parser.parse_args().check, make()
+    if not check:
         page.write_text(wanted)
     elif not page.exists() or page.read_text() != wanted:
         sys.exit(f"{command.rpartition('.')[2]}: docs/{page.name} is not up to date: {command}")
 
 
 if __name__ == "__main__":
-    wanted = replace_table(PAGE.read_text(), make_table(list_releases(find_root())))
-    write_page(PAGE, wanted, "python -m scripts.compatibility", __doc__)
+
+    def make_page() -> str:
+        return replace_table(PAGE.read_text(), make_table(list_releases(find_root())))
+
+    write_page(PAGE, make_page, "python -m scripts.compatibility", __doc__)

@@ -207,4 +207,4 @@ def _list_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    write_page(PAGE, make_page(), "python -m scripts.reference", __doc__)
+    write_page(PAGE, make_page, "python -m scripts.reference", __doc__)

@@ -219,4 +219,4 @@ def describe(resolution: Any) -> str:
 
 
 if __name__ == "__main__":
-    write_page(PAGE, replace_table(PAGE.read_text(), make_table(), BEGIN), "python -m scripts.runners", __doc__)
+    write_page(PAGE, lambda: replace_table(PAGE.read_text(), make_table(), BEGIN), "python -m scripts.runners", __doc__)

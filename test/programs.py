@@ -10,7 +10,7 @@ from typing import Any
 from benchmark.common.paths import ROOT
 
 OF_AN_OUTER_MAKE = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"))
-"""Variables without which a make is its own under `make test`."""
+"""Variables to remove, so that a make under `make test` does not inherit the flags of the outer make."""
 
 
 def write_program(path: Path, text: str) -> None:

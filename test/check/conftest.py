@@ -26,7 +26,10 @@ def tell(capsys):
 
     def read_report(*flags, code=0):
         assert say(*flags, "--json") == code
-        return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        out, err = capsys.readouterr()
+        report = json.loads(out, parse_constant=pytest.fail)
+        assert err == "".join(f"check: not answered: {reason}\n" for reason in report["not_answered"])
+        return report
 
     return read_report
 

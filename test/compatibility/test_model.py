@@ -29,17 +29,25 @@ def test_experts_and_top_k_are_read_by_their_many_names():
         assert (read.num_experts, read.top_k) == found
 
 
-def test_the_smallest_and_the_largest_model_are_served():
-    for served, shapes in (
-        (True, ((1, 2, 1), (10_000, 10_000, 10_000))),
-        (False, ((0, 2, 1), (1, 1, 1), (1, 2, 0), ("1", 2, 1), (10_001, 2, 1), (1, 10_001, 1), (1, 2, 3))),
-        (False, ((2, [16, 32], 8), (2, 16, [8, 4]))),  # layers that differ
-    ):
-        for layers, experts, top_k in shapes:
-            given = model("Qwen3MoeForCausalLM", num_experts=experts, num_experts_per_tok=top_k)
-            given.num_hidden_layers = layers
-            with refused_unless(served, "--model-path path"):
-                assert read_model(given, "path").num_layers == layers
+LARGE = 10_000
+SHAPES: dict[
+    bool, list[tuple[object, object, object]]
+] = {  # layers, experts and top-k of what is served, and of what is not
+    True: [(1, 2, 1), (LARGE, LARGE, LARGE)],
+    False: [
+        *[(0, 2, 1), (1, 1, 1), (1, 2, 0), ("1", 2, 1), (LARGE + 1, 2, 1), (1, LARGE + 1, 1), (1, 2, 3)],
+        *[(2, [16, 32], 8), (2, 16, [8, 4])],  # layers that differ
+    ],
+}
+
+
+@pytest.mark.parametrize(("served", "shape"), [(key, shape) for key in SHAPES for shape in SHAPES[key]], ids=str)
+def test_the_smallest_and_the_largest_model_are_served(served, shape):
+    layers, experts, top_k = shape
+    given = model("Qwen3MoeForCausalLM", num_experts=experts, num_experts_per_tok=top_k)
+    given.num_hidden_layers = layers
+    with refused_unless(served, "--model-path path"):
+        assert read_model(given, "path").num_layers == layers
 
 
 @pytest.fixture
@@ -115,9 +123,9 @@ def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do():
     keys = {"k0": 1, "add": 8, "layers": {"2": {"acceptance": "auto"}}}
     schedule = build_schedule("xshare", keys, speculative=True)
     adapting = drafts | {"speculative_adaptive": True}
-    by_throughput = {"expert_policy": "xshare"}, {"expert_policy_draft_depth": "throughput"}  # a depth chosen here
-    for served_too in (drafts, *(adapting | chosen for chosen in by_throughput)):
-        assert check_schedule(schedule, SERVED, server(**served_too))[1] == []
+    by_default, by_throughput = {"expert_policy": "xshare"}, {"expert_policy_draft_depth": "throughput"}
+    for changes in (drafts, adapting | by_default, adapting | by_throughput):
+        assert (changes, check_schedule(schedule, SERVED, server(**changes))[1]) == (changes, [])
     upstreams = adapting | {"expert_policy_draft_depth": "upstream"}
     for changes in (drafts | {"attn_dp_size": 2}, drafts | {"moe_a2a_backend": "deepep"}, upstreams):
         with refused("--expert-policy-config acceptance auto"):

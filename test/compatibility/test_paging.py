@@ -22,7 +22,7 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch):
     graphs = SimpleNamespace(decode=SimpleNamespace(bs=[1, 2, 4, 8, 16, 24, 32, 64]))
     monkeypatch.setattr(paging, "resolved", lambda args: SimpleNamespace(cuda_graph_config=graphs))
 
-    def limit(requests: int, slots: int | None) -> int:
+    def limit(args: Any, requests: int, slots: int | None) -> int:
         return find_limit(args, requests, TOP_K, EXPERTS, slots)
 
     for policy, keys, most in (
@@ -39,12 +39,13 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch):
     ):
         args = SimpleNamespace(expert_policy=policy, expert_policy_config=keys or None, enable_paged_experts=True)
         # Slots that SGLang has yet to size fit nothing.
-        found = limit(8, None), limit(4, SLOTS), limit(8, EXPERTS)
+        found = limit(args, 8, None), limit(args, 4, SLOTS), limit(args, 8, EXPERTS)
         assert (policy, keys, *found) == (policy, keys, 8, most, 8 if policy in (None, "vanilla") else 64)
+    args = SimpleNamespace(expert_policy="lynx-lat", expert_policy_config={"retain": 16}, enable_paged_experts=True)
     graphs.decode.bs = [1]
-    assert limit(4, SLOTS) == most, "the next layer, after the first has limited the list"
+    assert limit(args, 4, SLOTS) == 64, "the next layer, after the first has limited the list"
     graphs.decode.bs = None
-    assert limit(8, SLOTS) == 8, "no graph is captured"
+    assert limit(args, 8, SLOTS) == 8, "no graph is captured"
 
 
 def test_what_fits_holds_of_any_logits():

@@ -10,6 +10,7 @@ import torch
 from refused import refused
 from sglang_xshare.compatibility import layers as start_layers
 from sglang_xshare.compatibility import runners
+from sglang_xshare.compatibility.modes import check_modes
 from sglang_xshare.compatibility.runners import TABLE, list_runners
 from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention
 from sglang_xshare.types import SCORINGS
@@ -20,6 +21,7 @@ import sglang
 from sglang.srt.layers.moe import topk
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
+from compatibility.configured import server
 from compatibility.loaded import FORMATS, FP8, MXFP4, NVFP4, UNQUANTIZED, Method, config, find, kind
 
 # What a layer runs, what its router hands that, and how its empty slots are taken.
@@ -66,7 +68,11 @@ def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
     for method in (UNQUANTIZED("flashinfer_trtllm"), MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90")):
         with refused("experts-0 experts"):
             read([config(FORMATS.BYPASSED)], method=method)
-    assert "flashinfer_trtllm" not in list_runners()
+    for name in ("flashinfer_trtllm", "flashinfer_mxfp4"):
+        assert name not in list_runners()
+        with refused(f"--moe-runner-backend {name}") as raised:
+            check_modes(server(moe_runner_backend=name))
+        assert "is served from SGLang 0.5.23 on" in str(raised.value)
 
 
 def test_a_kernel_is_known_by_the_scheme_of_its_method(read):
@@ -201,4 +207,5 @@ def test_a_dispatcher_leaves_out_what_its_runner_would_not(read, monkeypatch):
     ):
         monkeypatch.setattr(start_layers, "num_shared_slots", lambda topk_config, shared=shared: shared)
         (layer,) = read([config()], moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
-        assert (layer.convention, layer.renumbers, layer.runner_ranks_logits) == (DROPPED, renumbers, False)
+        found = layer.convention, layer.renumbers, layer.runner_ranks_logits
+        assert (changes, shared, *found) == (changes, shared, DROPPED, renumbers, False)

@@ -121,4 +121,4 @@ def name_format(config: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    write_page(PAGE, make_page(), "PYTHONPATH=python:test python -m docs.families", __doc__)
+    write_page(PAGE, make_page, "PYTHONPATH=python:test python -m docs.families", __doc__)

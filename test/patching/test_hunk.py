@@ -1,7 +1,7 @@
 """Hunks go to the one place they match, byte for byte, or are refused."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
@@ -18,6 +18,9 @@ def test_split_lines_gives_back_every_byte(content):
 
 
 @given(lines=LINES, start=st.integers(0, 12), size=st.integers(0, 4), new=LINES, last=st.sampled_from([b"", b"a"]))
+@example(lines=[b"a\n", b"a\r\n"], start=0, size=1, new=[], last=b"")
+@example(lines=[b"a\n"], start=0, size=1, new=[], last=b"a")
+@example(lines=[b"a\n"], start=1, size=1, new=[], last=b"a")
 def test_a_hunk_is_applied_exactly_where_it_is_unique(lines, start, size, new, last):
     """Line ends count: neither a\\r\\n, nor a last line without its end, is a\\n."""
     content = b"".join(lines) + last

@@ -44,6 +44,7 @@ def test_bytes_survive():
         (HEADER + ROUTE.replace("b/sglang/srt/route.py", "/dev/null"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/srt/", "/torch/"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/", "/sglang/../../"), "must be a/sglang/FILE"),
+        (HEADER + NEW.replace("/sglang/", "/sglang/../../"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("srt/route", "__init__"), "not sglang/__init__.py"),
         (HEADER + LAUNCH.replace("index 000..111 100755", "old mode 100644"), "lines outside every hunk"),
         # A clone with core.autocrlf; a diff of a file with CRLF has LF in its header.

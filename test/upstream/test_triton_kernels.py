@@ -129,7 +129,7 @@ def test_another_contract_keeps_upstreams_routing(install, monkeypatch):
     older = ["hist", "token_offs_raw", "token_offs_pad", "block_pid_map"]
     for other in ({"sizes": (*BLOCK_SIZES, 256)}, {"fields": older}):
         install(**other)
-        assert triton_kernels.read_contract(BLOCK_SIZES) is None
+        assert (other, triton_kernels.read_contract(BLOCK_SIZES)) == (other, None)
 
 
 def test_an_unknown_output_of_sglang(install, monkeypatch):
@@ -145,4 +145,5 @@ def test_which_batches(install):
     for rows, is_cuda in ((32, True), (33, True), (32, False)):
         logits = MagicMock(is_cuda=is_cuda)
         logits.__len__.return_value = rows
-        assert (triton_kernels.find_contract(logits, 4) is not None) == (rows == 32 and is_cuda)
+        is_found = triton_kernels.find_contract(logits, 4) is not None
+        assert (rows, is_cuda, is_found) == (rows, is_cuda, rows == 32 and is_cuda)

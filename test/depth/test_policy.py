@@ -93,7 +93,7 @@ def test_a_batch_counts_for_the_captured_size_that_it_runs_in():
     for requests, size in sizes.items():
         policy = make(captured=[1, 2, 4, 8]).params
         policy.get_steps_for_batch(requests)
-        assert list(policy.depths.states) == [size]
+        assert list(policy.depths.states) == [size], requests
 
 
 @pytest.mark.parametrize("flag", [None, [1, 2, 4, 8, 16, 24, 64, 128]])

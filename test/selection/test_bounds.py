@@ -182,7 +182,7 @@ def test_max_active(slots, wanted):
 def test_a_step_without_rows_counts_as_one_with_an_active_expert():
     """Of each kind of budget: of slots, of one without a fixed size, and of a fixed one."""
     for text, slots in (("xshare:k0=1,add=4", 32), ("xshare:k0=1,mass=0.5", None), ("xshare:k0=1,add=4", None)):
-        assert bounds.max_active(spell(text), Router(8), 200, 0, slots=slots) == 1
+        assert bounds.max_active(spell(text), Router(8), 200, 0, slots=slots) == 1, (text, slots)
 
 
 def test_a_step_may_have_as_many_experts_as_slots():

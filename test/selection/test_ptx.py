@@ -114,6 +114,7 @@ def test_it_answers_as_the_reference(run, name):
         (2, "random", tokens, 0),
         (3, "random", rows, FLIPPED),
     ):
+        print(f"{order=} {seed=} {live=}")  # pytest shows it if the case fails
         execution = Execution(order, seed)
         found, expected, counter = run(case, seed, live, execution, start)
         check(found, expected, counter)

@@ -39,13 +39,16 @@ XSHARE = flags("xshare", k0=1, add=2)
 
 
 def stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the stage asks of SGLang is answered for the only rank, without a server. test_layer.py and
+    """Replace the stage's calls to SGLang by the answers for a single rank without a server. test_layer.py and
     test/served/test_serving.py ask every release.
     """
-    answers = {"stage.reports.is_first_rank": True, "stage.switch.is_first_rank": True}
-    answers |= {"stage.layer.scales_unnormalized_groups": False}
-    shown = dict.fromkeys(("upstream.server.show_plan", "stage.switch.show_plan"))
-    for name, answer in {**answers, **shown}.items():
+    for name, answer in (
+        ("stage.reports.is_first_rank", True),
+        ("stage.switch.is_first_rank", True),
+        ("stage.layer.scales_unnormalized_groups", False),
+        ("upstream.server.show_plan", None),
+        ("stage.switch.show_plan", None),
+    ):
         monkeypatch.setattr(f"sglang_xshare.{name}", lambda *args, answer=answer: answer)
 
 
@@ -203,7 +206,7 @@ def run(model: Model, mode: str, rows: int, alone: bool = False, **batch: int) -
 
 
 def forward(model: Model, batch: SimpleNamespace, alone: bool = False) -> None:
-    """The same of a forward batch."""
+    """Run a forward of the model's runner on a given forward batch; of the model `alone` as `run` does."""
     rows = len(batch.input_ids)
     model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
     call = partial(model.forward, None, None) if alone else model.runner.forward
@@ -211,7 +214,7 @@ def forward(model: Model, batch: SimpleNamespace, alone: bool = False) -> None:
 
 
 def replay(batch: SimpleNamespace, launch: Callable[[], Any] = lambda: None) -> SimpleNamespace:
-    """The logits of a model runner's forward that launches something else than the model's: by default a replay."""
+    """Run a forward of the model runner that calls `launch` instead of the model. Return its logits output."""
     runs = SimpleNamespace(forward=lambda batch: SimpleNamespace(logits_output=SimpleNamespace(launched=launch())))
     reports: Any = hooks._reports
     wrap_runner(runs, reports)
@@ -259,7 +262,7 @@ def outcomes(installed: Any) -> dict[str, int]:
 
 
 def read_figure(name: str, **labels: str) -> float | None:
-    """What /metrics has of the reporter of the fixture of that name."""
+    """Return a value of /metrics that the fixture `reporter` has exported, or None."""
     return REGISTRY.get_sample_value(f"{PREFIX}{name}", {"model_name": "fake", **labels})
 
 

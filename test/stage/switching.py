@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -91,21 +91,31 @@ class Capturing:
             self.capture(rows)
 
     def capture(self, rows: int, step: Callable[[Model, int], Any] = run_alone) -> None:
-        """Of one size. `step` runs the model."""
+        """Capture one size: an eager step, then a recorded one. `step` runs the model."""
         self.running = True
         for self.recorded in (False, True):
             step(self.model, rows)
         self.running = self.recorded = False
 
 
-def note_selections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, SelectionPlan, Any]]:
-    """What each layer selects by from now on: the step's batch, a plan, and the buffer that a captured kernel reads."""
-    launched: list[tuple[Batch, SelectionPlan, Any]] = []
+class Launched(NamedTuple):
+    """The inputs of one selection. `budgets` is the buffer that a captured kernel reads, or None."""
+
+    batch: Batch
+    plan: SelectionPlan
+    budgets: Any
+
+
+def note_selections(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+    """Return a list to which each later selection of a layer is appended."""
+    launched: list[Launched] = []
     select = Layer.select
 
-    def note(layer: Layer, logits: Any, plan: Any, batch: Any, slots: Any = None, tally: Any = None, *more: Any) -> Any:
-        launched.append((batch, plan, *(more or (None,))))
-        return select(layer, logits, plan, batch, slots, tally, *more)
+    def note(
+        layer: Layer, logits: Any, plan: Any, batch: Any, slots: Any = None, tally: Any = None, budgets: Any = None
+    ) -> Any:
+        launched.append(Launched(batch, plan, budgets))
+        return select(layer, logits, plan, batch, slots, tally, budgets)
 
     monkeypatch.setattr(Layer, "select", note)
     return launched

@@ -42,7 +42,7 @@ def test_a_verify_graph_captured_anew_under_vanilla_still_reads_how_deep_drafts_
     for _ in range(2):
         launched.clear()
         capturing.capture(8, verify)
-        assert launched[-1][0].depth.tolist() == [0, 1, 2, 3] * 2
+        assert launched[-1].batch.depth.tolist() == [0, 1, 2, 3] * 2
         switch(installed, None, reporter)
         assert not installed.graphs.stale
 

@@ -262,7 +262,7 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
     for keys, is_exact in ((policy | {"exact": {"default": True}}, True), (None, True), (policy, False)):
         stage.in_force = make_next(stage, keys and build_schedule("xshare", keys, speculative=False))
         [req] = arrive(Req(str(keys)))
-        assert bool(req.expert_policy_exact) == is_exact
+        assert bool(req.expert_policy_exact) == is_exact, keys
 
 
 @pytest.mark.parametrize("low_first", [False, True])

@@ -203,7 +203,10 @@ def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
         assert all((buffer.values.tolist() == numbers) == follows for buffer in graphs)
         launched.clear()
         decode(model, 0, 8)
-        assert all(own == plan if read is None else read.values.tolist() == numbers for _, own, read in launched)
+        assert launched
+        assert all(
+            one.plan == plan if one.budgets is None else one.budgets.values.tolist() == numbers for one in launched
+        )
 
 
 OBSERVE = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}

@@ -24,7 +24,7 @@ def record(monkeypatch):
 
     def capture(installed: Stage, model: Model) -> tuple[SelectionPlan, Budgets]:
         Capturing(monkeypatch, model, installed).capture(8)
-        return launched[-1][1:]
+        return launched[-1].plan, launched[-1].budgets
 
     return capture
 

@@ -13,13 +13,19 @@ from stage.fake import XSHARE, Model, gathered_batches, make_reporter, replay, r
 
 @pytest.fixture
 def serve(build):
-    """Call it with flags for (a model of one layer under a stage, the steps under policy in each interval that is
-    exported), or what `read` makes of another `group`.
+    """Call it with flags for a model of one layer under a stage, and a list to which each exported part of `group` is
+    appended as `read` returns it: by default the steps under the policy in an interval.
     """
 
     def start(group="counted", read=lambda part: part.outcomes["policy"], **flags):
-        (model, _), exported, reports = build(1, **XSHARE, **flags), [], hooks._reports
-        reports.exporter.export = lambda name, part, labels: exported.extend([read(part)] if name == group else [])
+        model, _ = build(1, **XSHARE, **flags)
+        exported = []
+
+        def export(name, part, labels):
+            if name == group:
+                exported.append(read(part))
+
+        hooks._reports.exporter.export = export
         return model, exported
 
     return start

@@ -48,6 +48,7 @@ def test_an_eager_forward_is_what_the_stage_made_of_it(launch, mode, rows, reque
 @pytest.mark.parametrize(
     ("asked", "told"),
     [({"expert_policy": "observe"}, Forward("observe", True, False)), ({"mask_padding_experts": True}, None)],
+    ids=["observe", "mask"],
 )
 def test_what_selects_nothing_never_acts(launch, asked, told):
     assert launch(**asked)(forward_batch("decode", 4, padding=1)) == told

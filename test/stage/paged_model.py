@@ -77,6 +77,12 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     return install(monkeypatch, model, stage)
 
 
+def page(monkeypatch, *policy, **options):
+    """Return a new paged model and the stage that `put` makes around it."""
+    model = PagedModel()
+    return model, put(monkeypatch, model, *policy, **options)
+
+
 def make_schedule(policy, **keys):
     return build_schedule(policy, keys, speculative=False, pages=True)
 

@@ -20,7 +20,7 @@ from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import Residents
 from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch, runner
-from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
+from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, page, put
 from stage.switching import Capturing, note_selections, switch
 
 PUBLISHED = {"k0": 1, "add": 2}
@@ -30,8 +30,7 @@ PUBLISHED = {"k0": 1, "add": 2}
     "keys", [PUBLISHED, PUBLISHED | {"utility": "squared", "own_share": 0.75}, {"k0": 2, "add": 0}]
 )
 def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
-    model = PagedModel()
-    stage = put(monkeypatch, model, **keys)
+    model, stage = page(monkeypatch, **keys)
     plan, router = stage.in_force.schedule.plan(0, 4), stage.layers[0].router
     assert stage.in_force.schedule.min_rows == 1
     for step, rows in enumerate([1, 4, 6, 2, 5, 6, 6, 3] * 3):
@@ -45,8 +44,7 @@ def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
 
 
 def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
-    model = PagedModel()
-    stage = put(monkeypatch, model, trace=tmp_path / "trace.jsonl", **PUBLISHED)
+    model, stage = page(monkeypatch, trace=tmp_path / "trace.jsonl", **PUBLISHED)
     for step in range(20):
         decode(model, step, 1 + step % 9)
     paged = sum(paging.loads for paging in model.paging)
@@ -63,8 +61,7 @@ def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
 
 
 def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monkeypatch):
-    model = PagedModel()
-    stage = put(monkeypatch, model, "observe", plans=["xshare:k0=1,add=2", "xshare:k0=1,add=2,free_residents=false"])
+    model, stage = page(monkeypatch, "observe", plans=["xshare:k0=1,add=2", "xshare:k0=1,add=2,free_residents=false"])
     assert {part.min_rows for part in stage.in_force.schedule.parts} == {1}, "as the policies themselves would have"
     kept = [0, 0]
     for step in range(12):
@@ -131,8 +128,7 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
 )
 def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     """`most` rows, counted by hand: 12 slots, top-4. Admission and stage say the same, and random steps agree."""
-    model = PagedModel()
-    stage = put(monkeypatch, model, policy, **keys)
+    model, stage = page(monkeypatch, policy, **keys)
     schedule = stage.in_force.schedule
     for rows in range(1, 20):
         found = stage.in_force.fits(StepKey("decode", rows))
@@ -145,8 +141,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
 
 
 def test_fitting_is_said_of_the_step_at_hand(monkeypatch):
-    model = PagedModel()
-    put(monkeypatch, model, **PUBLISHED)
+    model, _ = page(monkeypatch, **PUBLISHED)
     told = []
     for paging in model.paging:
         monkeypatch.setattr(paging, "place", lambda experts, paging=paging: told.append(hooks.fits_slots(paging)))
@@ -159,8 +154,7 @@ def test_fitting_is_said_of_the_step_at_hand(monkeypatch):
 
 def test_a_switch_keeps_the_bound(monkeypatch):
     """A graph is not replayed under plans that could have more experts active than slots."""
-    model = PagedModel()
-    stage = put(monkeypatch, model, **PUBLISHED)
+    _, stage = page(monkeypatch, **PUBLISHED)
     sizes = 1, 3, 4, 8
 
     def allowed():
@@ -242,8 +236,7 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
 
 def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeypatch):
     """As in a weight update under vanilla: the graph is not to ask the host where experts go."""
-    model = PagedModel()
-    stage = put(monkeypatch, model, **PUBLISHED)
+    model, stage = page(monkeypatch, **PUBLISHED)
     capture(monkeypatch, stage, model, 8)
     switch(stage, None, REPORTER)
     frames, check = [], ModelForward.check
@@ -255,8 +248,7 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
 
 def test_a_broken_bound_stops_the_server(monkeypatch):
     """Selection that knows nothing of slots, which no plan allows, stands for a bound that was wrong."""
-    model = PagedModel()
-    stage = put(monkeypatch, model, k0=1, add=24)
+    model, stage = page(monkeypatch, k0=1, add=24)
     decode(model, 0, 8)
     hooks.publish(REPORTER)
 
@@ -275,8 +267,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
     """Waves take it."""
-    model = PagedModel()
-    put(monkeypatch, model, k0=3, add=24)
+    model, _ = page(monkeypatch, k0=3, add=24)
     decode(model, 0, 40)
     assert any(len(routed[1].unique()) > SLOTS for routed in model.routed)
     hooks.publish(REPORTER)

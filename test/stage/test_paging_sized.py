@@ -8,7 +8,7 @@ from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, allows_graph
-from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, decode, make_schedule, put
+from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, decode, make_schedule, page, put
 from stage.switching import Capturing, switch
 
 PUBLISHED = {"k0": 1, "add": 2}
@@ -55,8 +55,7 @@ def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
 
 def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
     """Then every resident may join what the policy selects."""
-    model = PagedModel()
-    stage = put(monkeypatch, model, **PUBLISHED)
+    model, stage = page(monkeypatch, **PUBLISHED)
     size(model, None)
     stage.paged.residents.read()
     model_forward = ModelForward(Step("decode", 4, Batch()), [], residents=stage.paged.residents)
@@ -77,8 +76,7 @@ def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
 
 def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
     """SGLang refuses to capture a step that could take several waves. Those that the next policy fits come back."""
-    model = PagedModel()
-    stage = put(monkeypatch, model, **PUBLISHED)
+    model, stage = page(monkeypatch, **PUBLISHED)
     capture = Capturing(monkeypatch, model, stage)
 
     def place(paging, experts):
@@ -100,8 +98,7 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
 def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monkeypatch):
     """A policy that only differs in numbers may fit larger batches than the graphs of the previous policy."""
     monkeypatch.setattr("stage.switching.SIZES", (4, 8))
-    model = PagedModel()
-    stage = put(monkeypatch, model, k0=3, add=2)
+    model, stage = page(monkeypatch, k0=3, add=2)
     capture, stage.find_batches = Capturing(monkeypatch, model, stage), lambda rows: Batches((4, 8))
     capture(fits=lambda requests: stage.in_force.fits(StepKey("decode", requests)))
     assert stage.graphs.rows == [4]
@@ -121,8 +118,7 @@ def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monk
 def test_a_request_pool_limits_the_sizes_that_a_switch_captures(monkeypatch):
     """Otherwise each switch would capture the same graphs again."""
     monkeypatch.setattr("stage.switching.SIZES", (4,))
-    model = PagedModel()
-    stage = put(monkeypatch, model, **PUBLISHED)
+    model, stage = page(monkeypatch, **PUBLISHED)
     stage.device, stage.find_batches = "cuda", lambda rows: Batches((4,), most=4)
     Capturing(monkeypatch, model, stage)()
     monkeypatch.setattr("sglang_xshare.stage.switch.find_largest", lambda fits: 8)

@@ -156,12 +156,12 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
 def test_a_restore_to_a_start_without_a_policy_names_none_again(control, monkeypatch):
     asked = control({"mask_padding_experts": True})
     before = asked.stage.in_force
-    assert before.plan is None
+    assert before.shown is None
     fail_once(monkeypatch, asked, is_late=True)
     with pytest.raises(Refusal, match="no memory; 1 of 1 restored the previous policy"):
         asked.post({"policy": "xshare", "k0": 1, "add": 3})
     after = asked.stage.in_force
-    assert (after.plan, after.schedule, after.rule) == (None, before.schedule, before.rule)
+    assert (after.shown, after.schedule, after.rule) == (None, before.schedule, before.rule)
 
 
 def test_what_graphs_cannot_follow_is_refused_where_no_capture_is_allowed(asked):

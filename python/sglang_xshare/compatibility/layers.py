@@ -107,10 +107,11 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
     # The first DeepSeek model has TopK modules, but it runs its experts without FusedMoE.
-    if not layers or len(layers) + count_hashed(modules) < len(experts):
+    hashed = count_hashed(modules)
+    if not layers or len(layers) + hashed < len(experts):
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
-    if any(paging.values()) and (hashed := count_hashed(modules)):
+    if hashed and any(paging.values()):
         reason = f"{hashed} MoE layers route by a hash, so no policy limits their active experts to the page slots"
         raise refuse("enable_paged_experts", True, f"{reason}; must be off")
     for module, layer in zip(routers.values(), layers, strict=True):

@@ -10,7 +10,7 @@ from ..policies.bounds import fits_slots
 from ..policies.schedule import Schedule
 from ..types import Router
 from ..upstream.batches import Batches
-from ..upstream.graphs import find_cap, keep_sizes
+from ..upstream.graphs import find_cap, keep_sizes, limit_sizes
 from ..upstream.server import pages_experts, resolved
 from .arguments import read_arguments
 
@@ -52,4 +52,4 @@ def limit_batches(batches: Batches, schedule: Schedule | None, config: Any, top_
     if slots is None:  # SGLang sizes the slots later
         return replace(batches, captured=())
     cap = find_cap(batches.captured[-1], lambda size: fits(schedule, size, top_k, num_experts, slots))
-    return replace(batches, captured=(*(size for size in batches.captured if size < cap), cap))
+    return replace(batches, captured=tuple(limit_sizes(batches.captured, cap)))

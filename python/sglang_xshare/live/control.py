@@ -259,8 +259,8 @@ class Control:
 def handle(control: Control | None, depth: DepthReport | None, request: Any) -> Any:
     """Return the answer to a control message as SGLang's output object.
 
-    Other errors become refusals, because an exception would end the scheduler. Raises `SlotsExceeded`, which must end
-    it.
+    Raises `SlotsExceeded`, because the server must end then. Any other error becomes a refusal, because an exception
+    would end the scheduler.
 
     `control` is None on a server without a policy. `depth` is None on a server that does not choose the draft depth. A
     server with only `depth` answers GET, but not POST.

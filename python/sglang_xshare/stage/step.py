@@ -118,7 +118,7 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     mode = forward_batch.forward_mode
     if mode.is_decode():
         return StepKey("decode", forward_batch.input_ids.shape[0])
-    if not mode.is_target_verify():
+    if not mode.is_target_verify():  # a prefill may have embeddings instead of input ids
         return None
     if forward_batch.spec_info is not None and forward_batch.spec_info.is_draft_input():
         return None  # the drafter UNO runs the target's layers, and SGLang marks UNO's drafts as verify

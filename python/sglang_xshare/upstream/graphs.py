@@ -1,6 +1,6 @@
 """SGLang's CUDA graphs of decode and verify steps: their batch sizes and their capture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
@@ -48,7 +48,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
     from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 
     decode, largest = _read_decode(), find_largest(fits)
-    former, decode.bs = decode.bs, sorted({size for size in keep_sizes(decode) if size < largest} | {largest})
+    former, decode.bs = decode.bs, limit_sizes(keep_sizes(decode), largest)
     try:
         # All graphs write logits to one buffer, which must hold the largest graph. SGLang keeps every buffer that it
         # has allocated: 128 rows of 150,000 logits take 77 MB.
@@ -80,6 +80,11 @@ def keep_sizes(decode: Any) -> list[int]:
         decode.sizes_before_limit = list(decode.bs)
     sizes: list[int] = decode.sizes_before_limit
     return sizes
+
+
+def limit_sizes(sizes: Iterable[int], largest: int) -> list[int]:
+    """Return the `sizes` below `largest`, and `largest` itself, in ascending order, as SGLang limits its list."""
+    return sorted({size for size in sizes if size < largest} | {largest})
 
 
 def find_cap(largest: int, fits: Callable[[int], bool]) -> int:

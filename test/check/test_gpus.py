@@ -1,4 +1,4 @@
-"""What SGLang resolves for a GPU that is not there: all of a report has one reading of the model, SGLang's."""
+"""`check --gpu` asks SGLang to resolve the flags for another GPU, and the whole report uses SGLang's model."""
 
 import json
 from functools import cache

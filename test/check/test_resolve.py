@@ -1,4 +1,4 @@
-"""What `check` makes of what SGLang says, of its faults and of ours, and of flags that a file has."""
+"""`check` reports the answers and the errors of SGLang, its own errors, and flags from a file."""
 
 import logging
 from types import SimpleNamespace

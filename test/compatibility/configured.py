@@ -12,7 +12,7 @@ def model(architecture: str, **text_config: object) -> SimpleNamespace:
 
 
 def pack(**weights: object) -> dict[str, object]:
-    """What a compressed-tensors checkpoint declares of its weights."""
+    """Return the quantization that a compressed-tensors checkpoint declares for its weights."""
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 

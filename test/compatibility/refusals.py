@@ -13,7 +13,7 @@ LINES: dict[str, dict[str, str]] = json.loads(FILE.read_text())
 
 
 def resolve(tree: Path, model: Path, asked: Sequence[Sequence[str]], is_b200: bool = False) -> list[dict[str, Any]]:
-    """What `resolve_arguments.py` prints of each list of arguments."""
+    """Return what `resolve_arguments.py` prints for each list of arguments."""
     env = make_env(tree) | {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
     lines = [["--model-path", str(model), *arguments] for arguments in asked]
     answers = run_script(Path(__file__).with_name("resolve_arguments.py"), env, (is_b200, lines))
@@ -22,6 +22,6 @@ def resolve(tree: Path, model: Path, asked: Sequence[Sequence[str]], is_b200: bo
 
 
 def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[dict[str, Any] | None]:
-    """What each server on a CPU is refused with, and whether it is our line; None if it would start."""
+    """Return the line that refuses each server on a CPU, and whether it is our line. None if the server would start."""
     answers = resolve(tree, model, [(*CPU, *arguments) for arguments in asked])
     return [{key: one[key] for key in ("ours", "says")} if "says" in one else None for one in answers]

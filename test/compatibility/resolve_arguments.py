@@ -21,7 +21,7 @@ from sglang_xshare.hooks import Refused
 from sglang_xshare.upstream.server import attention_dp_size, resolved, spell
 
 DRAWN = ("random_seed", "nccl_port", "model_config")
-"""What SGLang draws or makes anew for each server."""
+"""Fields that differ between two servers with the same flags, because SGLang draws or makes them anew."""
 
 
 @contextmanager

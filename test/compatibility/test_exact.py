@@ -71,7 +71,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
 
 
 def ask(said: Any, **given: Any) -> None:
-    """Check what a request says, of a server that is served but for what is given."""
+    """Check a request that says `said`. `given` replaces fields of a request and a server that are served."""
     params = given.get("custom_params", {"expert_policy": said})
     asked = SimpleNamespace(custom_params=params, beam_width=given.get("beam_width"))
     routed = SimpleNamespace(routing_key=given.get("routing_key"))

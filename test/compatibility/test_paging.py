@@ -18,7 +18,7 @@ def schedule(policy: str = "xshare", **keys: Any) -> Any:
 
 
 def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch):
-    """Of sizes 1, 2, 4, 8, ...: SGLang alone captures up to 32 // 8 = 4 requests."""
+    """The list has the sizes 1, 2, 4, 8, ... Without a policy SGLang captures up to 32 // 8 = 4 requests."""
     graphs = SimpleNamespace(decode=SimpleNamespace(bs=[1, 2, 4, 8, 16, 24, 32, 64]))
     monkeypatch.setattr(paging, "resolved", lambda args: SimpleNamespace(cuda_graph_config=graphs))
 

@@ -71,7 +71,7 @@ def test_a_dead_scheduler_ends_its_server_with_status_1_where_it_has_refused():
 
 
 def test_upstream_asks_for_the_exit_code_of_a_dead_scheduler():
-    """In the patched release, before it raises an error of its own, whose traceback users would read."""
+    """The patched release asks before it raises its own error, which would print a traceback."""
     engine = pytest.importorskip("sglang.srt.entrypoints.engine", reason="needs an installed SGLang")
     scheduler = SimpleNamespace(join=lambda timeout: None, exitcode=REFUSED)
     with pytest.raises(hooks.Refused):

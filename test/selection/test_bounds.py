@@ -180,13 +180,13 @@ def test_max_active(slots, wanted):
 
 
 def test_a_step_without_rows_counts_as_one_with_an_active_expert():
-    """Of each kind of budget: of slots, of one without a fixed size, and of a fixed one."""
+    """The plans have each kind of budget: page slots, no fixed size, and a fixed size."""
     for text, slots in (("xshare:k0=1,add=4", 32), ("xshare:k0=1,mass=0.5", None), ("xshare:k0=1,add=4", None)):
         assert bounds.max_active(spell(text), Router(8), 200, 0, slots=slots) == 1, (text, slots)
 
 
 def test_a_step_may_have_as_many_experts_as_slots():
-    """Of the model's own router, or of a plan whose warm-ups alone are more than those slots."""
+    """The model routes by itself, or the warm-ups alone exceed the smaller number of slots."""
     for plan, rows, most in ((None, 4, 32), (spell("xshare:k0=3,add=0"), 16, 48)):
         fits = [bounds.fits_slots(plan, Router(8), 200, rows, 4, slots) for slots in (most - 1, most)]
         assert fits == [False, True]

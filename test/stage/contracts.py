@@ -1,4 +1,4 @@
-"""What an MoE runner of each convention takes and computes."""
+"""The inputs and the outputs of MoE runners, for each convention of empty slots."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ def check(ids: torch.Tensor, weights: torch.Tensor, places: int, convention: Con
 def run_experts(
     hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor
 ) -> torch.Tensor:
-    """What a runner computes, in loops, by the weights of the expert in each place."""
+    """Compute the output of a runner in loops. The weights are those of the expert in each place."""
     out = torch.zeros_like(hidden)
     for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
         for place, share in zip(experts, shares, strict=True):

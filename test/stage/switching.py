@@ -65,8 +65,9 @@ def run_alone(model: Model, rows: int) -> None:
 
 
 class Capturing:
-    """What SGLang does when it captures: of each size, the largest first, an eager step and a recorded one. The stage
-    takes its device for a GPU, and captures again by it.
+    """Captures as SGLang does: the largest size first, each with an eager step and a recorded step.
+
+    The stage takes its device for a GPU, and calls this object to capture again.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model, stage: Stage) -> None:

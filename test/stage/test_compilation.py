@@ -56,7 +56,7 @@ def test_programs_that_meet_compile(experts, monkeypatch):
 @pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_kind_of_plan_compiles(plan, experts):
-    """In one program, in several that meet, and, of three kinds, in a launch for each phase."""
+    """A plan compiles for one program and for several that meet, and three kinds with a launch for each phase."""
     tokens_per_request = 4 if PLANS[plan].add_per_request else 1
     for rows, together in ((8, True), (MANY_ROWS, True), (MANY_ROWS, False)):
         if together or plan in ("xshare", "lynx-acc", "moe-spec"):

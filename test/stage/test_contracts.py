@@ -34,8 +34,9 @@ def test_upstreams_runner_takes_filled_slots_and_what_is_handed_over(release, as
 
 @older_releases_take_long
 def test_dropped_slots_take_no_place_and_add_nothing(release, ask):
-    """What no product was written to is NaN, so that a place that should not be read would show. An expert has room for
-    each row once, which is the reason for the convention: filled slots of one row would run into the next one's rows.
+    """Places to which no product was written are NaN, so a wrong read shows. An expert has room for each row once.
+
+    This is the reason for the convention: the filled slots of one row would use the places of the next rows.
     """
     *found, dropped, filled = ask("run_deep_gemm.py", release)
     assert [(batch["layout"], batch["rows"]) for batch in found] == [

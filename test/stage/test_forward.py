@@ -43,7 +43,7 @@ def test_a_router_without_rows_selects_with_the_others_before_it_answers(has_lay
 
 
 def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(build):
-    """Also where a compiled call is kept for its plan: from 8 to 15 rows xshare has one."""
+    """The compiled call that is kept for the plan must not hide this. From 8 to 15 rows xshare has one plan."""
     model, _ = build(2, **XSHARE)
     for _ in range(2):
         run(model, "decode", 12)

@@ -41,7 +41,7 @@ def read(monkeypatch):
     [(8, 2, 0, [0, 0, 0, 0, 1, 1, 1, 1]), (6, 3, 0, [0, 0, 1, 1, 2, 2]), (6, 2, 2, [0, 0, 0, 0, 1, 1])],
 )
 def test_ranks_hold_contiguous_blocks(read, experts, ranks, redundant, rank_of_expert):
-    """Of all physical experts: redundant ones lie behind the others."""
+    """The placement covers all physical experts. Redundant experts come after the others."""
     found = read(experts, ranks, redundant=redundant)
     assert all(found.rank_of_expert(layer).tolist() == rank_of_expert for layer in range(LAYERS))
 

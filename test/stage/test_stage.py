@@ -191,8 +191,8 @@ def test_a_layer_that_does_not_select_stops_the_step(build):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_context_ends_with_the_forward_even_when_it_fails(build, alone):
-    """In a step of the runner, and in a capture or warm-up of the model alone. SGLang asks whether the next batch may
-    replay a graph before that forward: the answer is not the last frame's.
+    """The runner runs a step, or a capture or warm-up runs the model alone. SGLang asks before the next forward whether
+    its batch may replay a graph, and the answer must not come from the last frame.
     """
     model, installed = build(1, **XSHARE)
     run(model, "prefill", 4)

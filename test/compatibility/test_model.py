@@ -148,6 +148,13 @@ def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
         check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), SERVED, config)
 
 
+def test_loaded_experts_that_are_free_without_paged_experts_are_warned_of():
+    warning = "--expert-policy xshare: free_residents has no effect without --enable-paged-experts"
+    for free, pages, warned in ((True, False, [warning]), (False, False, []), (True, True, [])):
+        schedule = build_schedule("xshare", {"k0": 1, "add": 8, "free_residents": free}, speculative=False)
+        assert check_schedule(schedule, SERVED, server(enable_paged_experts=pages))[1] == warned
+
+
 def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_its_configuration():
     config = server()
     schedule = build_schedule("xshare", {"add": 8, "own_share": 0.75}, speculative=False)

@@ -1,6 +1,6 @@
 """Checks that a policy's schedule fits the model and the server. The checks do not need the model's weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from ..refusal import ExpertPolicyError, refusal, refuse
 from ..selection.mask import check_maskable
 from ..types import Router
 from ..upstream.batches import Batches, read_batches
-from ..upstream.server import attention_dp_size, routes_own_rows, spell
+from ..upstream.server import attention_dp_size, pages_experts, routes_own_rows, spell
 from .exact import check_rule
 from .experts import ranks_logits
 from .moe_model import MoeModel
@@ -58,14 +58,23 @@ def check_schedule(
         found = _build_plans(part, model, router, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        name = f"--expert-policy {part.policy}"
-        if not all(can_drop(plan, router, experts, ranks=config.ep_size) for plan in found):
-            warnings[f"{name}: one of its plans never drops any of {experts} experts, and only costs time"] = None
-        if over := [plan.kmax for plan in found if plan.kmax and plan.kmax > experts]:
-            warnings[f"{name}: kmax = {max(over)} has no effect beyond the model's {experts} experts"] = None
+        warnings |= dict.fromkeys(_find_warnings(part, found, router, experts, config))
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, router, config, None if names_runner else flag)
     return plans, list(warnings)
+
+
+def _find_warnings(
+    schedule: Schedule, plans: list[SelectionPlan], router: Router, num_experts: int, config: Any
+) -> Iterator[str]:
+    """Yield a warning for each key of the schedule without effect, and for plans without effect."""
+    name = f"--expert-policy {schedule.policy}"
+    if not all(can_drop(plan, router, num_experts, ranks=config.ep_size) for plan in plans):
+        yield f"{name}: one of its plans never drops any of {num_experts} experts, and only costs time"
+    if over := [plan.kmax for plan in plans if plan.kmax and plan.kmax > num_experts]:
+        yield f"{name}: kmax = {max(over)} has no effect beyond the model's {num_experts} experts"
+    if any(plan.free_residents for plan in plans) and not pages_experts(config):
+        yield f"{name}: free_residents has no effect without --enable-paged-experts"
 
 
 def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, config: Any, flag: str | None) -> None:

@@ -106,6 +106,7 @@ def test_lost_steps_are_told(file, monkeypatch, caplog: pytest.LogCaptureFixture
     trace = Trace(file, [0], "cpu")
     for experts in range(7):
         record(trace, (1, experts, experts, 1.0, 1))
+    record(trace, (0, 0, 0, 0.0, 0))  # a step without a live row takes no step's place
     with caplog.at_level(logging.WARNING):
         trace.write()
     assert [(found["step"], found["experts_after"]) for found in read(file)] == [(3, 3), (4, 4), (5, 5), (6, 6)]

@@ -46,7 +46,8 @@ class Trace:
 
     def _make_ring(self) -> torch.Tensor:
         width = PHASE + 1 + 3 * len(self.observed)
-        return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
+        # One slot more than `CAPACITY`: a step without a live row must not overwrite a step that `write` still needs.
+        return torch.zeros(CAPACITY + 1, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
         """Add the number of a switch to all later records. The first of these records also gets the new plan.
@@ -70,7 +71,7 @@ class Trace:
                 self.ring = self._make_ring()
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
         others = [plan[:, column : column + 1] for plan in observed.values() for column in (AFTER, KEPT, PAGED)]
-        self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
+        self.ring.index_copy_(0, self.recorded % len(self.ring), torch.cat([counts, phase, *others], 1)[None])
         self.recorded += counts[:, STEPS].any()  # the next step overwrites a step without a live row
 
     def write(self) -> None:
@@ -91,7 +92,7 @@ class Trace:
         if first > former:
             logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - former)
         for number in range(first, recorded):
-            for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
+            for layer, row in zip(self.layer_ids, self.ring[number % len(self.ring)].tolist(), strict=True):
                 if row[STEPS]:
                     record = self._describe(number, layer, row) | self._switch | self._plan
                     self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))

@@ -44,15 +44,14 @@ class FakeServer:
         return self.get_policy()
 
     def get_policy(self) -> dict[str, Any]:
-        counts = self._count(self.asked)
-        if self.captured and counts:
-            counts = dict.fromkeys(WEIGHTS, 40) | counts
+        selecting = self._count(self.asked)
+        counts = (dict.fromkeys(WEIGHTS, 40) if self.captured else {}) | selecting
         since: dict[str, Any] = {
             "layer_steps": 7 * len(counts),
             "rows": 7 * len(counts) * self.asked * self.share,
             "experts_before": 7 * 40 * len(counts),
             "experts_after": 7 * sum(counts.values()),
-            "outcomes": {"policy": 7},
+            "outcomes": {"policy": 7 if selecting else 0},
             "mean_before": 40.0,
             "mean_kept_mass": 0.9,
         }

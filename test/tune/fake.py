@@ -62,6 +62,9 @@ class FakeServer:
         counted = {"since_switch": since, "switches": len(self.switched), "trial": self.trial}
         return self.policy | counted | {"limits": limits, "exact_rule": self.exact_rule}
 
+    def ask(self, path: str) -> dict[str, Any]:
+        return {"chunked_prefill_size": 100_000, "page_size": 1}
+
     def get_model(self) -> str:
         return "fake"
 

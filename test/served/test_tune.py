@@ -25,7 +25,9 @@ def server(servers, patched_release):
 
 
 def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_path):
+    """Forced requests follow the policy, although this server's requests are exact by default."""
     asked = Server(server.url, "user", "admin")
+    asked.set_policy({"policy": "oea", "k0": 4, "exact": {"default": True}})
     samples = {"tuning": read_samples(tiny_model / "heldout", asked.tokenize, 24, 12, 8)[0]}
     bench = Bench(gauge := Gauge(asked, samples), tmp_path / "trace.jsonl")
     vanilla, offline = bench.run({"policy": "vanilla"}, 8, "tuning"), OfflineGauge(tiny_model, samples)
@@ -34,6 +36,7 @@ def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_p
     assert vanilla.greedy == wanted.greedy
     assert vanilla.saved is None
     found = bench.run(PLAN, 8, "tuning")
+    assert found.saved > 0
     assert compare(found, vanilla).delta > 0
     wanted = offline(PLAN, 8, "tuning")
     assert found.nats == pytest.approx(wanted.nats, abs=1e-3)

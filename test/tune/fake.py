@@ -44,15 +44,14 @@ class FakeServer:
         return self.get_policy()
 
     def get_policy(self) -> dict[str, Any]:
-        counts = self._count(self.asked)
-        if self.captured and counts:
-            counts = dict.fromkeys(WEIGHTS, 40) | counts
+        selecting = self._count(self.asked)
+        counts = (dict.fromkeys(WEIGHTS, 40) if self.captured else {}) | selecting
         since: dict[str, Any] = {
             "layer_steps": 7 * len(counts),
             "rows": 7 * len(counts) * self.asked * self.share,
             "experts_before": 7 * 40 * len(counts),
             "experts_after": 7 * sum(counts.values()),
-            "outcomes": {"policy": 7},
+            "outcomes": {"policy": 7 if selecting else 0},
             "mean_before": 40.0,
             "mean_kept_mass": 0.9,
         }
@@ -62,6 +61,9 @@ class FakeServer:
         limits |= {"most_rows": 40, "router": {"top_k": 8, "renormalize": True}}
         counted = {"since_switch": since, "switches": len(self.switched), "trial": self.trial}
         return self.policy | counted | {"limits": limits, "exact_rule": self.exact_rule}
+
+    def ask(self, path: str) -> dict[str, Any]:
+        return {"chunked_prefill_size": 100_000, "page_size": 1}
 
     def get_model(self) -> str:
         return "fake"

@@ -133,6 +133,7 @@ def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, messag
         ("--samples 900", "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; must have 600 "),
         ("--batches 4 99", "--batches 99: "),
         ("--prompt 5000", "--texts {texts}/0.txt: 7,904 tokens, 1 samples of "),
+        ("--batches 32 --prompt 5000", "prompt tokens of a batch must be at most the server's chunked_prefill_size, "),
         ("xshare:k0=99", "POLICY xshare:k0=99: k0 = 99: "),
     ],
 )
@@ -151,10 +152,18 @@ def test_defaults():
     assert given.policies == list(command.SETTINGS)
 
 
-@pytest.mark.parametrize("most", [None, 40])
-def test_a_batch_may_have_all_that_the_server_decodes_at_a_time(most):
+@pytest.mark.parametrize(
+    ("most", "chunk", "page", "ranks"),
+    [(None, None, 1, 1), (40, -1, 1, 1), (40, 400, 1, 1), (40, 640, 16, 1), (40, 200, 1, 2)],
+)
+def test_a_batch_may_have_all_that_the_server_decodes_at_a_time(most, chunk, page, ranks):
+    """And all that it prefills at a time, which SGLang counts in whole pages, and on each rank."""
     limits = {"most_rows": most, "router": {"top_k": 8, "renormalize": True}}
-    command._check_server({"limits": limits}, Namespace(policies=[], batches=[4, 40]))
+    info = {"chunked_prefill_size": chunk, "page_size": page, "attn_dp_size": ranks}
+    command._check_server({"limits": limits}, info, given := Namespace(policies=[], batches=[4, 40], prompt=10))
+    if (chunk or -1) > 0:
+        with pytest.raises(ValueError, match=rf"must be at most .*, {chunk - 1} \(got {chunk}\)"):
+            command._check_server({"limits": limits}, info | {"chunked_prefill_size": chunk - 1}, given)
 
 
 def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server):

@@ -68,12 +68,15 @@ def test_a_server_predicts_each_forced_token_but_the_prefills(monkeypatch):
     top = [[(-0.1, 5, None), (-3.0, 9, None)], [(-0.355, 6, None), (-2.0, 9, None)]]
     info = {"output_token_logprobs": [one[0] for one in top], "output_top_logprobs": top}
     answers = [{"output_ids": [5, 6], "meta_info": info}]
-    monkeypatch.setattr(Server, "ask", lambda self, path, body, timeout: answers)
+    asked = []
+    monkeypatch.setattr(Server, "ask", lambda self, path, body, timeout: asked.append(body) or answers)
     server = Server("http://127.0.0.1:1")
     [[told]] = server.force([[1]], [[5, 6]])
     assert (told.nats, told.greedy, set(told.likeliest)) == (pytest.approx(1.0), 9, {6, 9})
     with pytest.raises(PolicyError, match="other tokens than the forced ones"):
         server.force([[1]], [[5, 7]])
+    [params] = asked[0]["sampling_params"]
+    assert params["custom_params"] == {"tokens": [5, 6], "expert_policy": "shared"}, "not exact, whatever the default"
 
 
 def test_it_is_pickled_by_name():

@@ -54,16 +54,29 @@ def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, 
     assert read_found(tmp_path / "out")[0] == read_found(tmp_path / "alone")[0]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), PolicyError("no answer (timed out)")], ids=repr)
-def test_a_switch_whose_answer_never_came_is_undone(server, error):
-    """The server may have switched, also when Ctrl-C ended the wait for its answer."""
+@pytest.mark.parametrize(
+    ("error", "captured"),
+    [
+        (KeyboardInterrupt(), True),
+        (PolicyError("no answer (timed out)"), True),
+        (KeyboardInterrupt(), False),
+        (PolicyError("CUDA graphs could not be captured again", 400), False),
+    ],
+    ids=repr,
+)
+def test_a_switch_whose_answer_never_came_is_undone(server, error, captured):
+    """The server may have switched, also when Ctrl-C ended the wait; after a failed capture it has switched back."""
 
     def switch(policy):
         FakeServer.set_policy(server, policy)
+        if not captured:
+            FakeServer.set_policy(server, trial)
         server.set_policy = lambda policy: FakeServer.set_policy(server, policy)
         raise error
 
+    trial = {"policy": "oea", "k0": 5, "trial": True}
     guard = SwitchGuard(server)
+    guard.set_policy(trial)
     server.set_policy = switch
     with pytest.raises(type(error)) as raised:
         guard.set_policy({"policy": "oea", "k0": 3})
@@ -80,9 +93,9 @@ def test_what_the_server_refuses_is_told_in_its_own_words(server, monkeypatch):
 
 
 def test_of_two_that_begin_at_once_one_holds_the_server(server):
-    """Both have found no trial; the first asks just before the second does."""
+    """Both have found no trial; the first switches just before the second, twice, as a failed capture counts."""
     first, second = SwitchGuard(server), SwitchGuard(server)
-    act_before_a_switch(server, lambda: first.set_policy({"policy": "oea", "k0": 3}))
+    act_before_a_switch(server, lambda: [first.set_policy({"policy": "oea", "k0": k0}) for k0 in (4, 3)])
     with pytest.raises(PolicyError, match=SWITCHED):
         second.set_policy({"policy": "oea", "k0": 2})
     assert not second.restore()

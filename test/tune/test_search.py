@@ -59,8 +59,12 @@ def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path, groups):
 
 @pytest.mark.parametrize(
     "other",
-    [{"server": FakeServer(captured=True)}, {"settings": ("xshare:k0=1,add=32", *SETTINGS)}],
-    ids=["vanilla layers count", "no drop"],
+    [
+        {"server": FakeServer(captured=True)},
+        {"settings": ("xshare:k0=1,add=32", *SETTINGS)},
+        {"server": FakeServer(captured=True), "settings": ("xshare:k0=1,add=32", *SETTINGS)},
+    ],
+    ids=["vanilla layers count", "no drop", "vanilla layers count without a drop"],
 )
 def test_what_changes_nothing_saves_nothing(texts, tmp_path, other):
     """Graphs count layers that are vanilla. A setting that changes nothing is not run, and nothing is counted."""

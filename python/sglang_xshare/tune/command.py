@@ -20,6 +20,7 @@ from ..policies.plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from ..types import Router
+from ..upstream.server import attention_dp_size
 from .guard import SwitchGuard
 from .plans import FIRST_SIZE, VANILLA_SETTING, group_layers, join_batches
 from .texts import read_samples
@@ -68,8 +69,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Search at each batch size, write plan.json and report.json, and restore the policy (see `SwitchGuard`)."""
-    guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
-    _check_server(guard.before, arguments)
+    client, console = Client(arguments.url, *find_keys(arguments)), open_console()
+    guard = SwitchGuard(client)
+    _check_server(guard.before, client.ask("/server_info"), arguments)
     try_folder("--out", arguments.out)
     # These modules import torch. They are imported here, so other subcommands and refusals do not wait for torch.
     from .gauge import Gauge, pages
@@ -134,8 +136,11 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
     return tell
 
 
-def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Raise ValueError if a setting does not fit the server, or if the server decodes fewer requests than a batch."""
+def _check_server(answer: dict[str, Any], info: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Raise ValueError if a setting does not fit the server, or if the server cannot prefill and decode whole batches.
+
+    `answer` is the answer to GET /expert_policy, and `info` is the answer to GET /server_info.
+    """
     limits, largest = answer["limits"], max(arguments.batches)
     for setting in arguments.policies:
         try:
@@ -147,6 +152,15 @@ def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None
     if limits["most_rows"] is not None and largest > limits["most_rows"]:
         reason = f"must be at most the requests that the server decodes at a time, {limits['most_rows']}"
         raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
+    # SGLang samples a token after each part of a split prompt and discards it, so the logit processor would skip tokens
+    # of the text. SGLang counts whole pages, and each rank of data-parallel attention prefills its own requests.
+    page, most = info["page_size"] or 1, info["chunked_prefill_size"] or -1
+    requests = math.ceil(largest / attention_dp_size(argparse.Namespace(**info)))
+    tokens = requests * math.ceil(arguments.prompt / page) * page
+    if 0 < most < tokens:
+        advice = "use smaller --batches, a shorter --prompt, or a server with --chunked-prefill-size -1"
+        reason = f"must be at most the server's chunked_prefill_size, {most:,} (got {tokens:,})"
+        raise ValueError(f"prompt tokens of a batch {reason}; {advice}")
 
 
 def _share(text: str) -> float:

@@ -52,7 +52,7 @@ class Gauge:
         pairs = [zip(own, one, strict=True) for own, one in zip(vanilla, forced, strict=True)]
         divergences = [fmean(diverge(own.likeliest, step.likeliest) for own, step in pair) for pair in pairs]
         since = self.guard.get_policy()["since_switch"]
-        if forced is vanilla or not since["layer_steps"]:
+        if forced is vanilla or not since["outcomes"]["policy"]:
             return Measurement(nats, divergences, greedy, None, None, None)
         check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")

@@ -17,6 +17,9 @@ class SwitchGuard:
     policies as a trial, so no other search restores this policy by mistake. `before` is the first answer to GET
     /expert_policy.
 
+    If a switch needs a capture of CUDA graphs and the capture fails, the server restores the policy before this switch,
+    and its number of switches grows by two. The guard then continues with this number, and raises the server's error.
+
     Raises `PolicyError` if the server refuses, or if its policy is another search's trial. Also raises it, and changes
     nothing, if somebody else has switched.
     """
@@ -30,6 +33,7 @@ class SwitchGuard:
             allowed = f"wait for its end, or if it was killed, use sglang-xshare policy set {server.url} POLICY first"
             raise PolicyError(f"{server.url}: its policy is another search's trial; {allowed}")
         self._switches = int(self.before["switches"])
+        self._active = _read_policy(self.before)
         self._asking = False
 
     def get_policy(self) -> dict[str, Any]:
@@ -52,18 +56,28 @@ class SwitchGuard:
     def restore(self) -> bool:
         """Switch back to `before`, unless another client has switched. Return whether the server switched back."""
         # If the client was interrupted during a switch, the server may have completed the switch.
-        numbers = range(self._switches, self._switches + self._asking + 1)
-        return any(self._switch(self.before, number) for number in numbers)
+        first, asking = self._switches, self._asking
+        try:
+            return any(self._switch(self.before, first + more) for more in range(1 + asking))
+        except PolicyError:
+            # The server may also have undone the switch. `_switch` has then updated the number.
+            if not asking or self._switches == first:
+                raise
+            return self._switch(self.before, self._switches)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
         """Switch if the server has made exactly `after` switches. Return whether it has switched.
 
-        If two clients send this request, only one of them succeeds.
+        If two clients send this request, only one of them succeeds. Raises `PolicyError` if the server refuses, or if
+        the server has undone the switch because a capture failed.
         """
         try:
-            self.server.set_policy(policy | {"after": after})
+            self._active = _read_policy(self.server.set_policy(policy | {"after": after}))
         except PolicyError as error:
-            if error.status is None or self.server.get_policy()["switches"] == after:
+            if error.status is None or (now := self.server.get_policy())["switches"] == after:
+                raise
+            if now["switches"] == after + 2 and _read_policy(now) == self._active:
+                self._switches, self._asking = after + 2, False
                 raise
             return False
         return True
@@ -72,3 +86,8 @@ class SwitchGuard:
         """Return the policy that `restore` sets, as written on a command line."""
         keys = {name: value for name, value in self.before.items() if name not in (*ADDED, "policy")}
         return spell_policy(self.before["policy"], keys)
+
+
+def _read_policy(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the policy, its keys and its `trial` flag from an answer to GET or POST /expert_policy."""
+    return {name: value for name, value in answer.items() if name == "trial" or name not in ADDED}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..live.client import Client, PolicyError
+from ..policies.exact import KEY, SHARED
 from .forcing import Prediction, read_step, serialize_force
 
 TIMEOUT = 1800.0
@@ -25,15 +26,16 @@ class Server(Client):
     def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
         """Decode each text after its prompt, all in one batch. Return the model's predictions.
 
-        All texts must have the same length. The first token of a text has no prediction, because the prefill generates
-        it. Each step reports the `top` most likely tokens. `top` must be at least two and at most the size of the
-        vocabulary, because a server ends if more are requested.
+        The requests follow the policy, even if requests are exact by default. All texts must have the same length. The
+        first token of a text has no prediction, because the prefill generates it. Each step reports the `top` most
+        likely tokens. `top` must be at least two and at most the size of the vocabulary, because a server ends if more
+        are requested.
         """
         length = len(texts[0])
         sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
         body = {
             "input_ids": list(prompts),
-            "sampling_params": [sampling | {"custom_params": {"tokens": text}} for text in texts],
+            "sampling_params": [sampling | {"custom_params": {"tokens": text, KEY: SHARED}} for text in texts],
             "top_logprobs_num": top,
         }
         answers = self.ask_forced(body)

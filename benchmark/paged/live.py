@@ -83,7 +83,8 @@ def _measure(
     key = key_of(workload.concurrency)
     if not is_measured(record, key):
         measure(record, key, workload, variants[:-1], servers[:-1])
-    sequences = load_sequences(workload.texts, workload.model, PROMPT + args.loss_tokens + 1, args.per_domain).mix()
+    length = PROMPT + args.loss_tokens + 1
+    sequences = load_sequences(workload.texts, workload.model, length, args.per_domain, args.skip).mix()
     problems = read_problems(workload.texts, args.sums)
     for variant, server in zip(variants, servers, strict=True):
         name = quality_key(workload.concurrency, variant.name)

@@ -79,8 +79,10 @@ VERIFIED = {(1, 8): (12, 9), (1, 16): (16, 11), (4, 8): (16, 13), (4, 16): (16, 
 """Two budgets for each number of requests and verified tokens per request.
 
 The first budget is used without weighting, and the second one with weighting by acceptance. Offline, both have the same
-loss. They were chosen on other text than the text that is served.
+loss.
 """
+CHOSEN = 3088
+"""The number of tokens at the start of each held-out text on which the budgets and the presets' shares were chosen."""
 CHANCES = ("0.65", "auto")
 OBSERVED = "off vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
@@ -103,6 +105,11 @@ STEPS = {"grouped": 400, "many128": 200, "wide": 250, "biased": 160}
 """The number of training steps of each model with another seed. These models check the default policy."""
 BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
+
+
+def _skip_chosen(length: int) -> str:
+    """Return the argument that skips the first `CHOSEN` tokens of each domain. A sequence has `length` tokens."""
+    return f"--skip {-(-CHOSEN // length)}"
 
 
 def _vary(one: Experiment, word: str, **changes: Any) -> Experiment:
@@ -142,7 +149,7 @@ def _with_drafts(batch: int, tokens: int) -> Experiment:
     plain, weighed = (f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in VERIFIED[batch, tokens])
     policies = " ".join(["off --drafted off", plain, *(f"{weighed},acceptance={chance}" for chance in CHANCES)])
     counts = f"--rounds 5 --requests {4 * batch} --concurrency {batch} --output-tokens 64"
-    text = "--per-domain 8 --loss-tokens 24 --sums 40"
+    text = f"--per-domain 8 --loss-tokens 24 --sums 40 {_skip_chosen(57)}"
     small = f"{policies} {drafts} {SERVED}"
     folder = f"serving/drafts-{batch}x{tokens}"
     arguments = f"{policies} {drafts} {counts} {text}"
@@ -169,7 +176,7 @@ REPLICAS = "--traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("serving", "benchmark.serving", "serving", 10, SMALL["serving"]),
+        Experiment("serving", "benchmark.serving", "serving", 10, SMALL["serving"], _skip_chosen(97)),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         *(_with_drafts(*both) for both in VERIFIED),
         Experiment("depth", "benchmark.depth", "depth", 75, SMALL["depth"]),
@@ -177,7 +184,7 @@ EXPERIMENTS = {
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
         FRONT,
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
-        Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}"),
+        Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", _skip_chosen(81)),
         Experiment("cost", "benchmark.cost", "cost", 3, SMALL["cost"]),
         Experiment("exact", "benchmark.serving.exact", "serving", 9, SMALL["exact"]),
         Experiment("observe", "benchmark.serving", "observe", 2, f"{OBSERVED} {SERVED}", OBSERVED),

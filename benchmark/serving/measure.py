@@ -12,14 +12,16 @@ from benchmark.common.widened import prepare
 from benchmark.quality.served import SERVER_ARGS, measure_nats, measure_sums
 from benchmark.quality.text import load_sequences
 from benchmark.serving.report import KEY, quality_key
+from sglang_xshare.parser import whole
 
 PROMPT = 32
 """The number of prompt tokens, whose loss is not measured."""
 
 
 def add_text(parser: Parser, per_domain: int = 24, loss_tokens: int = 64, sums: int = 160) -> None:
-    """Add flags for the amount of held-out text and for the number of arithmetic problems."""
+    """Add flags for the held-out text and for the number of arithmetic problems."""
     parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is measured")
+    parser.add_argument("--skip", type=whole(0), default=0, metavar="N", help="sequences of each domain to skip first")
     parser.add_count("loss_tokens", loss_tokens, "tokens of each sequence whose loss is measured")
     parser.add_count("sums", sums, "arithmetic problems")
 
@@ -40,7 +42,7 @@ def measure_serving(
     counts = {name: getattr(args, name) for name in COUNTS}
     workload = Workload(model, texts, seed=args.seed, **counts)
     own = prepare(model)
-    tokens = load_sequences(texts, model, PROMPT + args.loss_tokens + 1, args.per_domain).mix().tokens
+    tokens = load_sequences(texts, model, PROMPT + args.loss_tokens + 1, args.per_domain, args.skip).mix().tokens
     with serve(model, variants, [*own, *SERVER_ARGS, *flags]) as servers:
         measure(record, KEY, workload, variants, servers)
         for variant, server, key in zip(variants, servers, keys, strict=True):

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmark.common.record import read_record
+from benchmark.records.experiments import CHOSEN, EXPERIMENTS
 from benchmark.serving import __main__ as command
 from benchmark.serving import measure
 from benchmark.serving.report import KEY, quality_key
@@ -30,3 +31,15 @@ def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_
     assert points[quality_key("off")]["sums"] >= 0.5
     monkeypatch.setattr(measure, "serve", lambda *_: pytest.fail("served again"))
     command.main([*arguments, "--resume"])
+
+
+@pytest.mark.parametrize("name", ["serving", "drafts-1x8", "drafts-4x16"])
+def test_a_record_scores_other_text_than_its_policies_were_chosen_on(name, tmp_path, monkeypatch):
+    def load(texts, model, length, per_domain, skip=0):
+        raise EOFError(skip * length)
+
+    monkeypatch.setattr(measure, "prepare", lambda _: [])
+    monkeypatch.setattr(measure, "load_sequences", load)
+    with pytest.raises(EOFError) as stopped:
+        command.main([*EXPERIMENTS[name].arguments.split(), "--out", str(tmp_path)])
+    assert CHOSEN <= stopped.value.args[0] < CHOSEN + 97

@@ -100,7 +100,7 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         worst = max(points, key=lambda point: point["loss"]["delta"])
         share = fmean(point["active_experts"] / point["vanilla_active"] for point in points)
         mean = fmean(point["loss"]["delta"] for point in points)
-        place = f"{name_model(worst)}, {worst['batch']} requests, {worst['mixing']}"
+        place = f"{name_model(worst)}, {_name_step(worst)}, {worst['mixing']}"
         rows.append([setting, f"{share:.0%}", format_loss(worst["loss"]), place, f"{mean:+.4f}"])
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
@@ -109,6 +109,12 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         models="; ".join(dict.fromkeys(map(name_model, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
+
+
+def _name_step(point: Mapping[str, Any]) -> str:
+    """Return the requests of a step, and the tokens of each request if there are several."""
+    tokens = point.get("tokens_per_request", 1)
+    return f"{point['batch']} requests" + (f" x {tokens} tokens" if tokens > 1 else "")
 
 
 def _locate(point: Mapping[str, Any]) -> tuple[Any, ...]:

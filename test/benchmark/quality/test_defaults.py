@@ -30,7 +30,7 @@ def test_a_policy_by_rows_has_at_each_size_the_setting_of_its_rows():
     rows = {row[0]: row[1:] for row in defaults.tabulate_defaults(points).rows}
     assert list(rows) == ["mass=0.85", "mass=0.9", "mass=0.93", "xshare"]
     mean = f"{(0.85 * 1 + 0.9 * 2 + 0.93 * 4) / 3:+.4f}"
-    assert rows["xshare"] == ["89%", "+3.7200 ± 0.1000", "softmax, 4 of 32, 4 requests, mixed", mean]
+    assert rows["xshare"] == ["89%", "+3.7200 ± 0.1000", "softmax, 4 of 32, 4 requests x 4 tokens, mixed", mean]
 
 
 @pytest.mark.parametrize("batch", defaults.BATCHES)

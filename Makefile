@@ -72,7 +72,7 @@ harness: $(READY)
 demo: patch     ## serve a checkpoint with the policy off and on, and print what the policy changed
 	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)
 
-records: patch  ## measure all that a CPU can, from a clean checkout (three hours on two cores), and write the pages' tables
+records: patch  ## measure all that a CPU can, from a clean checkout (five hours on two cores), and write the pages' tables
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all

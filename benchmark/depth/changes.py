@@ -105,7 +105,8 @@ def tabulate_changes(points: Mapping[str, Any]) -> Table:
         if number != "0":
             depth = looks[-1][1] if looks else "-"
             rows.append([f"{point['requests']} at a time, {point['texts']}", str(depth), str(find_arrival(looks))])
-    note = f"Verifications of a batch size from the change until the depth that it kept; the bound is {ALLOWED}."
+    note = "Verifications of a batch size from the change until the server first used its final depth. Before it kept "
+    note += f"this depth, the server may have tried other depths. The bound is {ALLOWED}."
     return Table("Changes of the traffic", ["to", "depth", "verifications"], rows, note)
 
 

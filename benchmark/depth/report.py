@@ -19,7 +19,9 @@ NOTE = (
     "Output tokens/s, means of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
     "{upstream}: --speculative-adaptive as published; {throughput}: by tokens per second; the others: fixed depths. "
     "Of the best: tokens/s of {throughput} divided by those of the best fixed depth in the same round, mean [95 % "
-    "t-interval]; of no drafts and of {upstream}: likewise. By round: the ratios to the best fixed depth."
+    "t-interval]; of no drafts and of {upstream}: likewise. By round: the ratios to the best fixed depth. Before each "
+    "number of requests, the two servers that choose the depth ran several unmeasured batches (--settled, by default "
+    "16), and the other servers ran one."
 )
 
 SUMMARY_NOTE = (

@@ -6,7 +6,7 @@ The variants are measured in turns, round by round. Each variant is compared wit
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import correlation, linear_regression, median
+from statistics import correlation, linear_regression
 from typing import Any
 
 from benchmark.common.interval import LEAST, Spread, spread
@@ -75,7 +75,6 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
 
 def _summarize(series: Series, baseline: list[float]) -> Summary:
     throughput = _values(series, "output_throughput")
-    accepted = [value for value in _values(series, "accept_length") if value is not None]
     return Summary(
         name=series.variant.name,
         throughput=spread(throughput),
@@ -86,7 +85,7 @@ def _summarize(series: Series, baseline: list[float]) -> Summary:
         experts_after=_mean([evidence.experts_after for evidence in series.evidence]),
         kept_mass=_mean([evidence.kept_mass for evidence in series.evidence]),
         policy_steps=sum(evidence.policy_steps for evidence in series.evidence),
-        accept_length=median(accepted) if accepted else None,
+        accept_length=_mean(_values(series, "accept_length")),
     )
 
 

@@ -121,7 +121,7 @@ def test_the_command_writes_a_table(tiny_model, tmp_path, capsys):
 
 
 WRONG = [
-    ("--model", "/nowhere", "/nowhere/config.json:"),
+    ("--model", "/nowhere", "/nowhere: config.json:"),
     ("--texts", "/nowhere", "/nowhere:"),
     ("--out", "/nowhere/file", "/nowhere/file:"),
     ("--out", ".", ".:"),
@@ -142,8 +142,8 @@ def test_wrong_arguments_are_one_line(tiny_model, tmp_path, capsys, flag, value,
 
 
 def test_experts_may_be_nested_and_a_model_too_large_is_one_line(tiny_model, tmp_path, capsys, monkeypatch):
-    """A folder with the nested configuration alone lacks no experts, but a tokenizer."""
-    (tmp_path / "config.json").write_text('{"text_config": {"num_experts": 8}}')
+    """A folder with the nested configuration alone lacks no experts, but a tokenizer. Transformers reads -Infinity."""
+    (tmp_path / "config.json").write_text('{"text_config": {"num_experts": 8, "num_experts": 8, "limit": -Infinity}}')
     monkeypatch.setattr(calibration, "load_model", Mock(side_effect=RuntimeError("no memory")))
     for model, line in ((tmp_path, f"--model {tmp_path}: must be a whole checkpoint; no "), (tiny_model, "no memory")):
         flags = ["--model", str(model), "--texts", str(tiny_model / "heldout"), "--out", str(tmp_path / "t")]

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+HIDDEN = {"speculative_algorithm": "EAGLE3", "enable_return_aux_hidden_states": True}
+"""Arguments with which SGLang returns the hidden states that EAGLE3 would take, and does not speculate."""
+
 
 def model(architecture: str, **text_config: object) -> SimpleNamespace:
     names, text = SimpleNamespace(architectures=[architecture]), SimpleNamespace(**text_config)

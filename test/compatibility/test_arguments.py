@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compatibility.configured import HIDDEN
 from refused import refused
 from sglang_xshare.compatibility.arguments import Arguments, is_on, read_arguments
 from sglang_xshare.refusal import ExpertPolicyError
@@ -48,7 +49,7 @@ def test_config_is_a_dict_or_text_or_a_file(tmp_path):
         ({"expert_policy": "xshare:k0=2,add=12"}, '{"k0": 2, "add": 12}'),
         ({"expert_policy": 'xshare:{"k0": 2, "add": 12}'}, '{"k0": 2, "add": 12}'),
         ({"expert_policy": "xshare:k0=2", "expert_policy_config": {"min_rows": 4}}, '{"k0": 2, "min_rows": 4}'),
-        ({"expert_policy": 'xshare:phases=["decode"]'}, '{"phases": ["decode"]}'),
+        *(({"expert_policy": 'xshare:phases=["decode"]', **args}, '{"phases": ["decode"]}') for args in ({}, HIDDEN)),
     ],
 )
 def test_policy_may_be_spelt_with_its_keys(flags, same):
@@ -98,6 +99,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "trace in no folder": {"expert_policy": "xshare", "expert_policy_trace": "/proc/trace.jsonl"},
     "trace is a folder": {"expert_policy": "xshare", "expert_policy_trace": "/"},
     "moe-spec without speculation": {"expert_policy": "moe-spec", "expert_policy_config": '{"budget": 32}'},
+    "moe-spec with hidden states alone": {"expert_policy": "moe-spec:budget=32", **HIDDEN},
     "moe-spec without anything": {"expert_policy": "moe-spec"},
     "empty config": {"expert_policy": "xshare", "expert_policy_config": ""},
     "blank config": {"expert_policy": "xshare", "expert_policy_config": "  "},

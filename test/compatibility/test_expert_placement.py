@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compatibility.configured import pack, server
+from compatibility.configured import HIDDEN, pack, server
 from compatibility.refusals import resolve
 from served.release import CPU, older_releases_take_long
 from sglang_xshare.compatibility import expert_placement
@@ -36,6 +36,7 @@ def test_what_it_sets(tmp_path):
         ("shard", {"device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
         ("shard", {"speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
         ("shard", {"speculative_algorithm": "DSPARK", "enable_dp_lm_head": True}, {"attn_dp_size": 4}),
+        ("shard", {**HIDDEN, "speculative_algorithm": "DSPARK", "enable_dp_lm_head": False}, {"attn_dp_size": 4}),
         ("ep", {}, {"ep_size": 4, "attn_dp_size": 1}),
         ("ep", {"ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
         ("ep", {"enable_eplb": True, "ep_num_redundant_experts": 4}, {"ep_size": 4}),

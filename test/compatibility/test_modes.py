@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compatibility.configured import server
+from compatibility.configured import HIDDEN, server
 from refused import refused, refused_unless
 from sglang_xshare.compatibility import modes
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS, check_model
@@ -93,6 +93,7 @@ def check(given: dict[str, Any]) -> None:
         *({**ROUTED, "speculative_algorithm": drafter} for drafter in NEWER if drafter not in UNRECORDED),
         *({"disaggregation_mode": "decode", "speculative_algorithm": drafter} for drafter in ("EAGLE3", "DFLASH")),
         {"speculative_algorithm": "eagle3"},
+        {**HIDDEN, "speculative_algorithm": "DFLASH", **ALL_TO_ALL},
         {"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 2, TOKENS: 1},
         {"speculative_algorithm": "UNO"},
         {UNSYNCHRONIZED: "1"},  # of one rank, nothing to synchronize

@@ -134,6 +134,10 @@ REFUSED_RANKS: dict[str, tuple[str, ...]] = {
     "all-to-all with rows of another width": (*ALL_TO_ALL, *keys('{"k0": 2, "kmax": 9}', "oea")),
 }
 """Further flags with which a server with data-parallel attention is refused, by case."""
+# With these flags, which the latest release alone has, SGLang returns hidden states and does not speculate.
+HIDDEN = ("--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3")
+VERIFY_ALONE = (*HIDDEN, "--expert-policy", "moe-spec:budget=32")
+DECODE = (*HIDDEN, *keys('{"phases": ["decode"], "max_rows": 3}'), "--speculative-num-draft-tokens", "4")
 LISTS = {"servers": (REFUSED, ACCEPTED), "data-parallel attention": (REFUSED_RANKS, ACCEPTED_RANKS)}
 
 
@@ -154,6 +158,7 @@ def written(tmp_path_factory):
 def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], Any]:
     """What stops a server, by its arguments: all of the above."""
     asked = [flags for kind in LISTS for cases in list_flags(kind, release) for flags in cases.values()]
+    asked += [VERIFY_ALONE, DECODE] if release == LATEST else []
     lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
@@ -189,3 +194,9 @@ def test_accepted(kind, case, release, patched_release, tiny_model, written):
     """Data-parallel attention too, in each release's own spelling."""
     flags = list_flags(kind, release)[1][case]
     assert ask(patched_release(release), tiny_model, written, release)[flags] is None
+
+
+def test_hidden_states_alone_are_no_speculation(patched_release, tiny_model, written):
+    answers = ask(patched_release(LATEST), tiny_model, written, LATEST)
+    line = LINES["arguments"]["moe-spec with hidden states alone"]
+    assert (answers[VERIFY_ALONE], answers[DECODE]) == ({"ours": True, "says": line}, None)

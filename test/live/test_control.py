@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from compatibility.configured import HIDDEN
 from live.conftest import MODEL
 from live.schedulers import OEA, REPORTER, Schedulers, fail_once
 from refused import refused
@@ -106,6 +107,13 @@ def test_bad_input_gets_one_line_and_changes_nothing(body, line, asked, clock):
     assert "\n" not in str(error.value)
     assert asked.stage.in_force is model_plans
     assert asked.get() == before
+
+
+def test_a_policy_of_verify_steps_is_refused_where_sglang_returns_hidden_states_alone(control):
+    asked = control(**HIDDEN)
+    with pytest.raises(ValueError, match="moe-spec selects in verify steps only"):
+        asked.post({"policy": "moe-spec", "budget": 4})
+    assert asked.post({"policy": "xshare", "phases": ["decode"]})["switches"] == 1
 
 
 def test_ranks_that_would_not_switch_together_are_refused(control):

@@ -166,6 +166,8 @@ def test_status(tree, queue):
     assert describe(tree, queue) == f"SGLang {RELEASE} in {tree}: not patched"
     with pytest.raises(PatchError, match=f"is not patched; run `sglang-xshare patch apply --target {tree}`$"):
         check_patched(tree, queue)
+    with pytest.raises(PatchError, match=r"--target '.*/of two words'`$"):
+        check_patched(write_tree(tree.parent / "of two words"), queue)
     apply(tree, queue)
     check_patched(tree, queue)
     title, *patches = describe(tree, queue).splitlines()

@@ -15,7 +15,7 @@ def config(sizes: list[int] | None = None, backend: str = "full", **changes: Any
     decode = SimpleNamespace(bs=sizes, max_bs=sizes and max(sizes), backend=backend)
     known = {
         **{"device": "cuda", "enable_dp_attention": False, "dp_size": 1, "max_running_requests": None},
-        **{"speculative_num_draft_tokens": None, "speculative_adaptive": False},
+        **{"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": None, "speculative_adaptive": False},
         "cuda_graph_config": SimpleNamespace(decode=decode),
     }
     return SimpleNamespace(**known | changes)
@@ -101,6 +101,7 @@ def test_what_a_server_has():
     assert read_batches(config([1, 2], max_running_requests=9), requests=3, sizes=[1, 3]) == Batches((1, 3), most=3)
     drafts = {"speculative_num_draft_tokens": 4, "max_running_requests": 2}
     assert read_batches(config([1, 2], **drafts)) == Batches((4, 8), unit=4, most=8)
+    assert read_batches(config([1, 2], **drafts, enable_return_aux_hidden_states=True)) == Batches((1, 2), most=2)
     ranks = {"enable_dp_attention": True, "tp_size": 2, "dp_size": 2, "max_running_requests": 5}
     assert read_batches(config([1, 2], **ranks)) == Batches((2, 4), most=4, always_pad=True)
     assert read_batches(config([1, 2], device="cpu")) == read_batches(config([1, 2], "disabled")) == Batches()

@@ -6,7 +6,8 @@ import argparse
 import json
 from functools import partial
 
-from ..files import read_json, try_file
+from ..compatibility.moe_model import read_written
+from ..files import try_file
 from ..parser import path, whole
 from ..upstream.configuration import NUM_EXPERTS
 
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try_file("--out", arguments.out)
     folder = arguments.model
-    config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
+    config = json.dumps(read_written(str(folder)))
     if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # the key may be nested
         raise ValueError(f"--model {folder}: must be a Mixture-of-Experts model; its config.json has no experts")
     import torch

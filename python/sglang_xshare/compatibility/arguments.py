@@ -11,7 +11,7 @@ from ..policies.keys import as_json, read_object
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
-from ..upstream.server import pages_experts
+from ..upstream.server import is_speculative, pages_experts
 
 KEYS = "_expert_policy_keys"
 """The attribute of `ServerArgs` that stores the keys from --expert-policy-config."""
@@ -60,7 +60,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)
-    speculative = getattr(server_args, "speculative_algorithm", None) is not None
+    speculative = is_speculative(server_args)
     try:
         schedule = build_schedule(*join_keys(name, keys), speculative, speculates, pages_experts(server_args))
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..refusal import ExpertPolicyError, list_others, spell_flag, spell_value
 from ..upstream.configuration import NUM_EXPERTS, find_value
-from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
+from ..upstream.server import attention_dp_size, declare, drafter, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
 from .formats import count_block, find_quantization, find_widths, slice_columns
 
@@ -108,9 +108,9 @@ def _check_attention(server_args: Any, ranks: int) -> None:
     context = getattr(server_args, "attn_cp_size", 1)
     if context > 1:
         raise _refusal(SHARD, "attn_cp_size", context, f"not supported {beside}; must be 1, or use {instead}")
-    algorithm = getattr(server_args, "speculative_algorithm", None) or ""
-    needed = "" if algorithm.upper() in UNGROUPED else " without --enable-dp-lm-head"
-    if algorithm.upper() in UNGROUPED or (algorithm.upper() in OWN_HEADS and not server_args.enable_dp_lm_head):
+    algorithm = drafter(server_args)
+    needed = "" if algorithm in UNGROUPED else " without --enable-dp-lm-head"
+    if algorithm in UNGROUPED or (algorithm in OWN_HEADS and not server_args.enable_dp_lm_head):
         reason = f"not supported {beside}{needed}; use {instead}"
         raise _refusal(SHARD, "speculative_algorithm", algorithm, reason)
 

@@ -8,7 +8,16 @@ from ..policies.schedule import Schedule
 from ..refusal import list_others, refusal, refuse, spell_flag, spell_value
 from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
-from ..upstream.server import attention_dp_size, drafter, is_release, is_switched_on, rank_mode, routes_own_rows, spell
+from ..upstream.server import (
+    attention_dp_size,
+    drafter,
+    is_release,
+    is_speculative,
+    is_switched_on,
+    rank_mode,
+    routes_own_rows,
+    spell,
+)
 from .all_to_all import check_backend
 from .runners import explain, list_runners
 
@@ -96,7 +105,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     _check_redundant_experts(config)
     if rank_mode(config) is not None:
         _check_ranks(config)
-    if config.speculative_algorithm is not None:
+    if is_speculative(config):
         check_speculation(config)
 
 

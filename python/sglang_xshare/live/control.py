@@ -22,7 +22,7 @@ from ..stage.stage import LastSwitch
 from ..stage.switch import check_graphs, make_next, refresh, switch
 from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
-from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
+from ..upstream.server import attention_dp_size, is_speculative, model_config, pages_experts, resolved
 from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, NO_STAGE, PATH
 
 if TYPE_CHECKING:
@@ -201,8 +201,7 @@ class Control:
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
-        speculative = self.server_args.speculative_algorithm is not None
-        return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
+        return build_schedule(name, keys, is_speculative(self.server_args), pages=pages_experts(self.server_args))
 
     def _check_as_at_start(self, schedule: Schedule | None) -> list[str]:
         """Return the warnings that the server would log if it started with this schedule.

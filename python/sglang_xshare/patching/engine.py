@@ -8,6 +8,7 @@ Apply computes every new content before it writes a file. It stores the old and 
 file. If apply is killed, the next run restores them.
 """
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
     found = condition.value
     if condition is Condition.PATCHED:
         found += f" by another version of the queue ({state.queue[:12]}, this one is {wanted[:12]})"
-    raise PatchError(f"{tree} is {found}; run `sglang-xshare patch apply --target {tree.root}`")
+    raise PatchError(f"{tree} is {found}; run `sglang-xshare patch apply --target {shlex.quote(str(tree.root))}`")
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from .server import attention_dp_size, routes_own_rows, spell
+from .server import attention_dp_size, draft_tokens, routes_own_rows, spell
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_batches(
     arguments.
     """
     ranks, share = attention_dp_size(config), 1
-    pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1
+    pads, tokens = _pads(config), draft_tokens(config)
     own = _count_own(config) if requests is None else requests
     if rows == "rank":
         ranks, share = 1, config.tp_size // ranks
@@ -76,7 +76,7 @@ def list_captured(config: Any) -> list[int]:
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
-    tokens = config.speculative_num_draft_tokens or 1
+    tokens = draft_tokens(config)
     # An attention rank's tensor-parallel ranks share its rows equally, so the rows are a multiple of their number.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []

@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 from .batches import list_captured
+from .server import draft_tokens
 
 
 def is_capturing() -> bool:
@@ -23,7 +24,7 @@ def list_sizes(model_runner: Any, config: Any) -> list[int]:
         return []
     from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 
-    sizes, _ = get_batch_sizes_to_capture(model_runner, config.speculative_num_draft_tokens or 1)
+    sizes, _ = get_batch_sizes_to_capture(model_runner, draft_tokens(config))
     return list(sizes)
 
 

@@ -83,9 +83,24 @@ def attention_dp_size(config: Any) -> int:
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
 
 
+def is_speculative(config: Any) -> bool:
+    """Return whether the server speculates. The arguments may be resolved or not.
+
+    With `enable_return_aux_hidden_states`, `speculative_algorithm` only names the hidden states that SGLang returns.
+    """
+    named = getattr(config, "speculative_algorithm", None) is not None
+    return named and not getattr(config, "enable_return_aux_hidden_states", False)
+
+
 def drafter(config: Any) -> str:
-    """Return the speculative algorithm in upper case, or "NONE" without one."""
-    return spell(getattr(config, "speculative_algorithm", None)).upper()
+    """Return the speculative algorithm in upper case, or "NONE" if the server does not speculate."""
+    return spell(config.speculative_algorithm).upper() if is_speculative(config) else "NONE"
+
+
+def draft_tokens(config: Any) -> int:
+    """Return the number of draft tokens of a request, or 1 if the server does not speculate."""
+    tokens: int | None = getattr(config, "speculative_num_draft_tokens", None)
+    return tokens if tokens and is_speculative(config) else 1
 
 
 def draft_width(config: Any) -> int:
@@ -94,7 +109,7 @@ def draft_width(config: Any) -> int:
     For a chain, this is the number of draft tokens. It is the same for NGRAM, because its tree may be a chain. For
     EAGLE's tree, this is at most the number of steps plus one. Without speculation, it is 1.
     """
-    tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
+    tokens = draft_tokens(config)
     steps: int = getattr(config, "speculative_num_steps", None) or tokens
     breadth = getattr(config, "speculative_eagle_topk", None) or 1
     is_tree = breadth > 1 and drafter(config) != "NGRAM"

@@ -46,6 +46,7 @@ READ = {  # data-parallel groups of attention, expert-parallel ranks, slots
     "--dp-size 4": (1, 1, None),
     "--dp-size 4 --enable-dp-attention": (4, 1, None),
     "--dp-size 4 --attn-dp-size 2": (2, 1, None),
+    "--attention-data-parallel-size 2": (2, 1, None),
     "--moe-a2a-backend deepep": (1, 8, None),
     "--paged-experts-num-resident 9": (1, 1, None),
     "--paged-experts-num-resident 9 --enable-paged-experts": (1, 1, 9),

@@ -49,7 +49,7 @@ class ServerFlags:
     ranks: int = _flag("--tp-size", "--tensor-parallel-size", "--tp", kind=whole(), default=1)
     stages: int = _flag("--pp-size", "--pipeline-parallel-size", "--pp", kind=whole(), default=1)
     dp_size: int = _flag("--dp-size", "--data-parallel-size", "--dp", kind=whole(), default=1)
-    attn_dp_size: int = _flag("--attn-dp-size", kind=whole(), default=1)
+    attn_dp_size: int = _flag("--attn-dp-size", "--attention-data-parallel-size", kind=whole(), default=1)
     dp_attention: bool = _flag("--enable-dp-attention", kind=bool, default=False)
     ep_size: int = _flag("--ep-size", "--expert-parallel-size", "--ep", kind=whole())
     redundant: int = _flag("--ep-num-redundant-experts", kind=whole(0), default=0)

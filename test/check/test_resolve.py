@@ -26,6 +26,8 @@ def test_a_configuration_file_that_cannot_be_read_is_one_line(tmp_path, capsys):
         assert say("--config", tmp_path / name) == 1
         line = f"check: --config {tmp_path / name}: must be a YAML file of the server's flags, *.yaml"
         assert f"{read_refusal(capsys)}\n".startswith(line + reason)
+    assert say("--config=server.yaml") == 1
+    assert read_refusal(capsys).startswith("check: --config=server.yaml: must be spelled --config FILE, ")
 
 
 def test_dates_of_a_configuration_file_are_text(tmp_path):

@@ -98,6 +98,8 @@ class _Parser(argparse.ArgumentParser):
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
     """Return the flags of the command line and of its `--config` file. Raises ValueError if a value is wrong."""
+    if spelt := next((flag for flag in flags if flag.startswith("--config=")), None):
+        raise ValueError(f"{spelt}: must be spelled --config FILE, because otherwise SGLang ignores the file")
     parser = _Parser(add_help=False, allow_abbrev=False)
     for one in fields(ServerFlags):
         if (kind := one.metadata.get("kind")) is not None:

@@ -109,7 +109,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         if gpu is not None:
             report["memory"] = describe_memory(weights, flags, gpu, step.cached if step else 0)
         if step is not None:
-            if gpu is not None and (reason := _find_obstacle(report["memory"], step)):
+            if bandwidth is not None and (reason := _find_obstacle(report.get("memory"), step)):
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
             schedule = _read_served(step, report, unanswered)
@@ -221,10 +221,17 @@ def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unan
     return None
 
 
-def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
-    """Return the reason why a GPU with this memory cannot run the step. Return None if it can."""
+def _find_obstacle(memory: dict[str, Any] | None, step: Step) -> str | None:
+    """Return the reason why the step cannot be timed on a GPU with this memory. Return None if it can.
+
+    Without `--gpu` the memory is None.
+    """
+    if step.flags.offloaded:
+        return "offloaded weights come from another memory"
+    if memory is None:
+        return None
     if not memory["fits"]:
-        return "offloaded weights come from another memory" if step.flags.offloaded else "the weights do not fit"
+        return "the weights do not fit"
     needed = step.cached * count_cache(step.weights, step.flags)
     if needed <= memory["left_bytes"]:
         return None

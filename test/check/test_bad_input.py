@@ -151,6 +151,12 @@ def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing
     assert (report["verdict"], report.get("refusals"), report["not_answered"]) == ("not checked", None, unanswered)
 
 
+@pytest.mark.usefixtures("without_sglang")
+def test_a_gpu_is_the_same_in_capitals(tell):
+    capitals, small = (tell("--model", TINY, "--gpu", name, code=1) for name in ("H100", "h100"))
+    assert (capitals, small["never_executed"]) == (small, [])
+
+
 def ask_alone(*asked):
     """Run the command without torch, SGLang and transformers. Returns (its report, its errors)."""
     said = say_without("torch sglang transformers huggingface_hub yaml", *asked, "--json")

@@ -51,7 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: this machine, without memory)")
+    gpus = f"one of {', '.join(GPUS)} (default: this machine, without memory)"
+    add("--gpu", type=str.lower, metavar="NAME", help=gpus)
     add("--bandwidth", type=between(0.001), metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
     add("--batch", type=whole(), metavar="N", help="estimate a step of N requests that decode together")
     add("--context", type=whole(0), metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")

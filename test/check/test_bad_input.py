@@ -97,6 +97,8 @@ UNCOUNTED = {
     "{folder}: no config.json": None,
     ": --model {folder}: config.json: ": "{",
     "check: --model {folder}: config.json must be a JSON object (got [1, 2])\n": "[1, 2]",
+    ": config.json: maximum recursion depth exceeded": "[" * 100_000,
+    "quantization_config: re:*mlp.gate must be a reg": {DECLARED: {"quant_method": "fp8", "ignore": ["re:*mlp.gate"]}},
     "quantization odd are unknown without safetensors; must be one of fp8, ": {DECLARED: {"quant_method": "odd"}},
     "the bytes of quantization missing are unknown": {DECLARED: {"bits": 4}},
     "quantization_config has no num_bits; must be an integer": {DECLARED: {"quant_method": "compressed-tensors"}},
@@ -112,6 +114,14 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(line, tmp_path, capsys):
         (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(QWEN | config))
     assert say("--model", tmp_path, "--gpu", "h100", "--batch", 16) == 1
     assert line.replace("{folder}", str(tmp_path)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("heads", ["8", -8, 8.5])
+def test_heads_beside_safetensors_are_an_integer(heads, capsys):
+    changes = json.dumps({"num_key_value_heads": heads})
+    assert say("--model", TINY, "--gpu", "h100", "--json-model-override-args", changes) == 1
+    line = f"config.json: num_key_value_heads must be a positive integer (got {heads!r})\n"
+    assert capsys.readouterr().err.endswith(line)
 
 
 @pytest.fixture

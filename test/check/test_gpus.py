@@ -54,6 +54,8 @@ FLAGS = {  # of servers on an H200
     "cut": ("235b", ("--tp", "8")),
     "whole": ("235b", ("--tp", "8", "--ep-size", "8")),
     "fewer": ("235b", ("--tp", "4")),
+    "converted by auto": ("gpt-oss", ("--tp", "2", "--ep-size", "2")),
+    "converted": ("gpt-oss", ("--moe-runner-backend", "triton")),
 }
 
 
@@ -118,6 +120,13 @@ def test_a_verdict_is_not_contradicted_as_the_model_is_built(reports):
     (refusal,) = reports(LATEST)["cut"]["refusals"]
     assert refusal["by"] == "SGLang"
     assert refusal["says"].endswith("; use --ep-size 8 or --tp 4")
+
+
+@pytest.mark.parametrize(("case", "bits"), [("converted by auto", 16), ("converted", 16), (("gpt-oss", "h100"), 4.25)])
+def test_mxfp4_experts_are_in_bf16_where_triton_runs_them(case, bits, reports):
+    weights = reports(LATEST)[case]["weights"]
+    assert weights["bits_per_expert_weight"] == bits
+    assert weights["expert_bytes"] == 3 * (2880 + 1) * 2880 * bits / 8, "with a bias for each row"
 
 
 def test_a_wrong_policy_leaves_the_report(reports):

@@ -211,8 +211,8 @@ def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unan
     if start is not None:
         flags.resolve(start.config)
     try:
-        if start is not None:
-            return count_weights(read_resolved(folder, flags, start))
+        if resolution is not None and start is not None:
+            return count_weights(read_resolved(folder, flags, start, resolution.experts))
         with import_lightly() if resolution is None else nullcontext():
             return count_weights(read_flagged(folder, flags))
     except ValueError as error:

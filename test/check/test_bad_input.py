@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from check.asking import QWEN, TINY, compare, say, say_without
+from check.asking import QWEN, TINY, compare, pipe, say, say_without
 from refused import read_refusal
 from sglang_xshare.parser import LARGEST
 
@@ -159,6 +159,14 @@ def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing
     report = tell("--model", TINY, "--gpu", "h100", *policy, *more, "--speculative-algorithm", "NGRAM", code=1)
     unanswered = ["whether it would be served: SGLang is not installed here"]  # and no flag of `patch`
     assert (report["verdict"], report.get("refusals"), report["not_answered"]) == ("not checked", None, unanswered)
+
+
+@pytest.mark.usefixtures("without_sglang")
+def test_without_sglang_too_a_policys_file_is_read_once(tell):
+    policy = ("--expert-policy", "oea", "--expert-policy-config", pipe('{"k0": 3}'))
+    report = tell("--model", TINY, "--batch", 2, "--active", 9, 8, *policy, code=1)
+    assert (report.get("refusals"), len(report["not_answered"])) == (None, 1)
+    assert report["estimate"]["estimates"][0]["policy"].startswith("oea /proc/")
 
 
 @pytest.mark.usefixtures("without_sglang")

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compatibility.arguments import read_arguments, read_config
+from ..compatibility.arguments import KEYS, read_arguments, read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import between, whole
@@ -113,7 +113,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             if bandwidth is not None and (reason := _find_obstacle(report.get("memory"), step)):
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
-            schedule = _read_served(step, report, unanswered)
+            schedule = _read_served(step, report, resolution, unanswered)
             report["estimate"] = _estimate(step, schedule, options.compare, bandwidth, unanswered)
             if report["estimate"] is not None and bandwidth is not None and step.active is None:
                 drafts = list_warnings(step, schedule, bandwidth)
@@ -241,7 +241,9 @@ def _find_obstacle(memory: dict[str, Any] | None, step: Step) -> str | None:
     return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 
 
-def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
+def _read_served(
+    step: Step, report: dict[str, Any], resolution: Resolution | None, unanswered: list[str]
+) -> Schedule | None:
     """Return the schedule of the server's policy.
 
     Return None if the policy routes as the model does, or if the policy is wrong.
@@ -251,8 +253,11 @@ def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> S
     policy, config = step.flags.expert_policy, step.flags.expert_policy_config
     if not policy:
         return None
+    start = resolution.start if resolution is not None else None
+    # The checks have already read the keys. Their file may be a pipe, which is then empty.
+    keys = getattr(step.flags if start is None else start.server_args, KEYS, None)
     try:
-        return step.read_policy("--expert-policy", policy, read_config(config))
+        return step.read_policy("--expert-policy", policy, read_config(config) if keys is None else keys)
     except ValueError as error:
         if not report.get("refusals"):  # otherwise the refusals contain the reason
             unanswered.append(str(error))

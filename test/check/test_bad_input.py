@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from check.asking import QWEN, TINY, compare, say, say_without
+from check.asking import QWEN, TINY, compare, pipe, say, say_without
 from refused import read_refusal
 from sglang_xshare.parser import LARGEST
 
@@ -97,6 +97,8 @@ UNCOUNTED = {
     "{folder}: no config.json": None,
     ": --model {folder}: config.json: ": "{",
     "check: --model {folder}: config.json must be a JSON object (got [1, 2])\n": "[1, 2]",
+    ": config.json: maximum recursion depth exceeded": "[" * 100_000,
+    "quantization_config: re:*mlp.gate must be a reg": {DECLARED: {"quant_method": "fp8", "ignore": ["re:*mlp.gate"]}},
     "quantization odd are unknown without safetensors; must be one of fp8, ": {DECLARED: {"quant_method": "odd"}},
     "the bytes of quantization missing are unknown": {DECLARED: {"bits": 4}},
     "quantization_config has no num_bits; must be an integer": {DECLARED: {"quant_method": "compressed-tensors"}},
@@ -112,6 +114,14 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(line, tmp_path, capsys):
         (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(QWEN | config))
     assert say("--model", tmp_path, "--gpu", "h100", "--batch", 16) == 1
     assert line.replace("{folder}", str(tmp_path)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("heads", ["8", -8, 8.5])
+def test_heads_beside_safetensors_are_an_integer(heads, capsys):
+    changes = json.dumps({"num_key_value_heads": heads})
+    assert say("--model", TINY, "--gpu", "h100", "--json-model-override-args", changes) == 1
+    line = f"config.json: num_key_value_heads must be a positive integer (got {heads!r})\n"
+    assert capsys.readouterr().err.endswith(line)
 
 
 @pytest.fixture
@@ -149,6 +159,20 @@ def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing
     report = tell("--model", TINY, "--gpu", "h100", *policy, *more, "--speculative-algorithm", "NGRAM", code=1)
     unanswered = ["whether it would be served: SGLang is not installed here"]  # and no flag of `patch`
     assert (report["verdict"], report.get("refusals"), report["not_answered"]) == ("not checked", None, unanswered)
+
+
+@pytest.mark.usefixtures("without_sglang")
+def test_without_sglang_too_a_policys_file_is_read_once(tell):
+    policy = ("--expert-policy", "oea", "--expert-policy-config", pipe('{"k0": 3}'))
+    report = tell("--model", TINY, "--batch", 2, "--active", 9, 8, *policy, code=1)
+    assert (report.get("refusals"), len(report["not_answered"])) == (None, 1)
+    assert report["estimate"]["estimates"][0]["policy"].startswith("oea /proc/")
+
+
+@pytest.mark.usefixtures("without_sglang")
+def test_a_gpu_is_the_same_in_capitals(tell):
+    capitals, small = (tell("--model", TINY, "--gpu", name, code=1) for name in ("H100", "h100"))
+    assert (capitals, small["never_executed"]) == (small, [])
 
 
 def ask_alone(*asked):

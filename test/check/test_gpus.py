@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmark.gpu.models import COMMON, CONFIGS
-from check.asking import QWEN, TINY, list_warnings, run_all
+from check.asking import QWEN, TINY, list_warnings, pipe, run_all
 from check.published import read_shape
 from check.test_blocks import BLOCKS, QWEN_235B
 from compatibility.configured import write_configs
@@ -39,6 +39,7 @@ RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it 
     ("fp8", "b200"): ("triton", "flashinfer_trtllm", "served"),
     ("w4afp8", "h100"): ("auto", None, "refused"),
 }
+OEA = ("--expert-policy", "oea", "--expert-policy-config")
 TWENTY_FOUR = ("--expert-policy", "xshare:k0=1,add=24")
 UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
 WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
@@ -54,6 +55,8 @@ FLAGS = {  # of servers on an H200
     "cut": ("235b", ("--tp", "8")),
     "whole": ("235b", ("--tp", "8", "--ep-size", "8")),
     "fewer": ("235b", ("--tp", "4")),
+    "converted by auto": ("gpt-oss", ("--tp", "2", "--ep-size", "2")),
+    "converted": ("gpt-oss", ("--moe-runner-backend", "triton")),
 }
 
 
@@ -63,7 +66,7 @@ def ask(tree: Path, folder: Path) -> dict[Any, dict[str, Any]]:
     servers: dict[Any, tuple[str, ...]] = {
         **{(model, gpu): (str(folder / model), "--gpu", gpu, *TWENTY_FOUR) for model, gpu in RESOLVED},
         **{name: (str(folder / model), "--gpu", "h200", *flags) for name, (model, flags) in FLAGS.items()},
-        "tiny": (str(TINY), *CPU, "--batch", "2"),
+        "tiny": (str(TINY), *CPU, "--batch", "2", *OEA, pipe('{"k0": 3}')),
     }
     answers = run_all(tree, [["--json", "--model", *flags] for flags in servers.values()])
     return {case: json.loads(one["out"]) | {"code": one["code"]} for case, one in zip(servers, answers, strict=True)}
@@ -120,6 +123,13 @@ def test_a_verdict_is_not_contradicted_as_the_model_is_built(reports):
     assert refusal["says"].endswith("; use --ep-size 8 or --tp 4")
 
 
+@pytest.mark.parametrize(("case", "bits"), [("converted by auto", 16), ("converted", 16), (("gpt-oss", "h100"), 4.25)])
+def test_mxfp4_experts_are_in_bf16_where_triton_runs_them(case, bits, reports):
+    weights = reports(LATEST)[case]["weights"]
+    assert weights["bits_per_expert_weight"] == bits
+    assert weights["expert_bytes"] == 3 * (2880 + 1) * 2880 * bits / 8, "with a bias for each row"
+
+
 def test_a_wrong_policy_leaves_the_report(reports):
     """The warning about drafts, which needs the policy, is left out."""
     refusal, *_ = reports(LATEST)["wrong policy"]["refusals"]
@@ -146,3 +156,9 @@ def test_the_tiny_checkpoint_is_counted_by_its_files(reports):
     report = reports(LATEST)["tiny"]
     assert (report["weights"]["source"], report["model"]["experts"]) == ("safetensors", 64)
     assert report["never_executed"] == [], "a CPU's server is executed in tests"
+
+
+def test_a_policys_file_is_read_once(reports):
+    report = reports(LATEST)["tiny"]
+    assert (report["verdict"], report["not_answered"], report["plan"]["k0"]) == ("served", [], 3)
+    assert report["estimate"]["estimates"][0]["policy"].startswith("oea /proc/")

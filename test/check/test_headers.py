@@ -2,14 +2,16 @@
 
 import json
 import struct
+from dataclasses import replace
 from math import prod
 
 import pytest
 
 from check.asking import QWEN, TINY
+from sglang_xshare.check.reading import read_flagged
 from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.tensors import read_headers
-from sglang_xshare.check.weights import read_weights
+from sglang_xshare.check.weights import count_weights, read_weights
 
 TWO_LAYERS = QWEN | {"num_hidden_layers": 2}
 SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
@@ -72,6 +74,17 @@ def test_bytes_of_a_quantized_checkpoint_are_those_stored(write):
     assert weights.held == sum(
         prod(shape) * SIZES[dtype] for name, (dtype, shape) in tensors.items() if ".experts." not in name
     )
+
+
+def test_stored_mxfp4_experts_that_a_server_converts_are_counted_in_bf16(write):
+    tensors = list_qwen()
+    for name, (_, (rows, columns)) in [item for item in tensors.items() if ".experts." in item[0]]:
+        del tensors[name]
+        tensors |= {f"{name}_packed": ("U8", (rows, columns // 2)), f"{name}_scale": ("U8", (rows, columns // 32))}
+    reading = read_flagged(write_headers(write(TWO_LAYERS), tensors), read_flags([]))
+    stored, converted = (count_weights(replace(reading, converts=converts)) for converts in (False, True))
+    assert (stored.bits, stored.expert) == (None, 3 * 2048 * 768 * 4.25 / 8)
+    assert (converted.bits, converted.expert, converted.held) == (16, 3 * 2048 * 768 * 2, stored.held)
 
 
 @pytest.mark.parametrize("flags", [[], ["--quantization", "fp8"], ["--dtype", "float16"]])

@@ -26,6 +26,8 @@ def test_a_configuration_file_that_cannot_be_read_is_one_line(tmp_path, capsys):
         assert say("--config", tmp_path / name) == 1
         line = f"check: --config {tmp_path / name}: must be a YAML file of the server's flags, *.yaml"
         assert f"{read_refusal(capsys)}\n".startswith(line + reason)
+    assert say("--config=server.yaml") == 1
+    assert read_refusal(capsys).startswith("check: --config=server.yaml: must be spelled --config FILE, ")
 
 
 def test_dates_of_a_configuration_file_are_text(tmp_path):
@@ -46,6 +48,7 @@ READ = {  # data-parallel groups of attention, expert-parallel ranks, slots
     "--dp-size 4": (1, 1, None),
     "--dp-size 4 --enable-dp-attention": (4, 1, None),
     "--dp-size 4 --attn-dp-size 2": (2, 1, None),
+    "--attention-data-parallel-size 2": (2, 1, None),
     "--moe-a2a-backend deepep": (1, 8, None),
     "--paged-experts-num-resident 9": (1, 1, None),
     "--paged-experts-num-resident 9 --enable-paged-experts": (1, 1, 9),

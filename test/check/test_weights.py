@@ -138,9 +138,17 @@ def test_what_does_not_fit_is_not_served(write, tell, capsys):
     assert report["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others - cached) / (experts / 128))
     assert report["not_answered"] == ["the time of a step: the weights do not fit"]
     assert "step_ms" not in report["estimate"]["estimates"][0]
-    assert tell(*asked, "--cpu-offload-gb", 64)["served"], "they lie elsewhere"
-    report = tell(*asked, "--cpu-offload-gb", 64, "--batch", 16, "--active", 40, 20, code=1)
+
+
+@pytest.mark.parametrize("flag", ["--cpu-offload-gb", "--offload-group-size"])
+@pytest.mark.parametrize("machine", [("--gpu", "rtx4090"), ("--gpu", "h200"), ("--bandwidth", 3350)])
+def test_offloaded_weights_may_fit_and_are_not_timed(flag, machine, write, tell):
+    asked = ("--model", write(QWEN), *machine)
+    assert tell(*asked, flag, 30)["served"], "they lie elsewhere"
+    report = tell(*asked, flag, 30, "--batch", 16, "--active", 40, 20, code=1)
     assert report["not_answered"] == ["the time of a step: offloaded weights come from another memory"]
+    for none in (0, -1):
+        assert tell(*asked, flag, none, code=int("rtx4090" in machine))["not_answered"] == []
 
 
 def test_a_step_whose_cache_does_not_fit_is_not_timed(write, tell):

@@ -37,7 +37,7 @@ class Bits:
     skipped: tuple[str, ...] = ()
 
     def count(self, module: str, is_expert: bool, is_linear: bool) -> float:
-        """Return the bits of one weight in a module."""
+        """Return the bits of one weight in a module. Raises ValueError if a pattern in `skipped` is wrong."""
         if not (is_expert or is_linear) or any(_matches(pattern, module) for pattern in self.skipped):
             return self.plain
         return self.experts if is_expert else self.linear
@@ -84,5 +84,8 @@ def _read_compressed(declared: Mapping[str, Any]) -> float:
 
 def _matches(pattern: str, module: str) -> bool:
     if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
+        try:
+            return re.match(pattern.removeprefix("re:"), module) is not None
+        except re.error as error:
+            raise ValueError(f"quantization_config: {pattern} must be a regular expression ({error})") from None
     return fnmatch.fnmatchcase(module, f"*{pattern}*")

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compatibility.arguments import read_arguments, read_config
+from ..compatibility.arguments import KEYS, read_arguments, read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import between, whole
@@ -51,7 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: this machine, without memory)")
+    gpus = f"one of {', '.join(GPUS)} (default: this machine, without memory)"
+    add("--gpu", type=str.lower, metavar="NAME", help=gpus)
     add("--bandwidth", type=between(0.001), metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
     add("--batch", type=whole(), metavar="N", help="estimate a step of N requests that decode together")
     add("--context", type=whole(0), metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
@@ -109,10 +110,10 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         if gpu is not None:
             report["memory"] = describe_memory(weights, flags, gpu, step.cached if step else 0)
         if step is not None:
-            if gpu is not None and (reason := _find_obstacle(report["memory"], step)):
+            if bandwidth is not None and (reason := _find_obstacle(report.get("memory"), step)):
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
-            schedule = _read_served(step, report, unanswered)
+            schedule = _read_served(step, report, resolution, unanswered)
             report["estimate"] = _estimate(step, schedule, options.compare, bandwidth, unanswered)
             if report["estimate"] is not None and bandwidth is not None and step.active is None:
                 drafts = list_warnings(step, schedule, bandwidth)
@@ -210,8 +211,8 @@ def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unan
     if start is not None:
         flags.resolve(start.config)
     try:
-        if start is not None:
-            return count_weights(read_resolved(folder, flags, start))
+        if resolution is not None and start is not None:
+            return count_weights(read_resolved(folder, flags, start, resolution.experts))
         with import_lightly() if resolution is None else nullcontext():
             return count_weights(read_flagged(folder, flags))
     except ValueError as error:
@@ -221,10 +222,17 @@ def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unan
     return None
 
 
-def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
-    """Return the reason why a GPU with this memory cannot run the step. Return None if it can."""
+def _find_obstacle(memory: dict[str, Any] | None, step: Step) -> str | None:
+    """Return the reason why the step cannot be timed on a GPU with this memory. Return None if it can.
+
+    Without `--gpu` the memory is None.
+    """
+    if step.flags.offloaded:
+        return "offloaded weights come from another memory"
+    if memory is None:
+        return None
     if not memory["fits"]:
-        return "offloaded weights come from another memory" if step.flags.offloaded else "the weights do not fit"
+        return "the weights do not fit"
     needed = step.cached * count_cache(step.weights, step.flags)
     if needed <= memory["left_bytes"]:
         return None
@@ -233,7 +241,9 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
     return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 
 
-def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
+def _read_served(
+    step: Step, report: dict[str, Any], resolution: Resolution | None, unanswered: list[str]
+) -> Schedule | None:
     """Return the schedule of the server's policy.
 
     Return None if the policy routes as the model does, or if the policy is wrong.
@@ -243,8 +253,11 @@ def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> S
     policy, config = step.flags.expert_policy, step.flags.expert_policy_config
     if not policy:
         return None
+    start = resolution.start if resolution is not None else None
+    # The checks have already read the keys. Their file may be a pipe, which is then empty.
+    keys = getattr(step.flags if start is None else start.server_args, KEYS, None)
     try:
-        return step.read_policy("--expert-policy", policy, read_config(config))
+        return step.read_policy("--expert-policy", policy, read_config(config) if keys is None else keys)
     except ValueError as error:
         if not report.get("refusals"):  # otherwise the refusals contain the reason
             unanswered.append(str(error))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..policies.keys import as_json
 from .tensors import Tensor
 
 LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)\.(.*)$")
@@ -55,7 +56,8 @@ def sort_tensors(
     """Return the sizes of a model's parts. `text` is the configuration of its language model.
 
     `count` returns the bytes of a tensor. Its second argument is True if the tensor belongs to an expert. Raises
-    ValueError if no tensor belongs to an expert, or if no tensor projects to keys and values.
+    ValueError if no tensor belongs to an expert, if no tensor projects to keys and values, or if a number of heads is
+    wrong.
     """
     placed = [(tensor, *_place(tensor.name)) for tensor in tensors if not DRAFT.search(tensor.name)]
     roots = Counter(root or "" for tensor, root, _, name in placed if _is_expert(tensor, name, num_experts))
@@ -126,6 +128,12 @@ def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, A
 
 
 def _read_heads(text: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """Return the number of heads. If each layer has its own number, return the first layer's number."""
-    value = next((text[name] for name in names if text.get(name)), None)
-    return value[0] if isinstance(value, list) else value
+    """Return the number of heads. If each layer has its own number, return the first layer's number.
+
+    Raises ValueError if the number is not a positive integer.
+    """
+    name, value = next(((name, text[name]) for name in names if text.get(name)), ("", None))
+    value = value[0] if isinstance(value, list) else value
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"config.json: {name} must be a positive integer (got {as_json(value)})")
+    return value

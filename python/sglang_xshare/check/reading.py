@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..compatibility.formats import find_quantization
+from ..compatibility.formats import MXFP4, find_quantization
 from ..compatibility.moe_model import MoeModel, read_folder, read_written
 from ..upstream.server import model_config, spell
 
 if TYPE_CHECKING:
     from ..compatibility.checks import Start
+    from ..compatibility.experts import Experts
     from .server import ServerFlags
 
 WIDE = ("float", "float32")
@@ -38,6 +39,7 @@ class Reading:
     - `quantization` is the name of the quantization, or "none".
     - `declared` is the quantization's configuration in the checkpoint.
     - `cache_bits` is the bits of a value in the KV cache.
+    - `converts` is True if the server converts MXFP4 experts to bf16.
     """
 
     folder: Path
@@ -50,6 +52,7 @@ class Reading:
     declared: Mapping[str, Any]
     load_format: str
     cache_bits: float
+    converts: bool = False
 
 
 def find_folder(model: str, revision: str | None) -> Path:
@@ -83,8 +86,10 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
     return Reading(folder, model, original, text, flags.changes, plain, name, declared, flags.load_format, cache_bits)
 
 
-def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
+def read_resolved(folder: Path, flags: ServerFlags, start: Start, experts: Experts | None) -> Reading:
     """Return the description of a model from the resolved arguments. Raises ValueError as `read_flagged` does."""
+    # triton runs MXFP4 experts in bf16, and layers without aiter turn auto into triton (create_moe_runner in mxfp4.py).
+    converts = experts is not None and experts.format is MXFP4 and experts.runner in ("auto", "triton")
     config = model_config(start.server_args)
     plain = 32.0 if spell(config.dtype) == "torch.float32" else 16.0
     return replace(
@@ -95,6 +100,7 @@ def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
         declared=find_quantization(config),
         load_format=spell(start.config.load_format),
         cache_bits=_count_cache_bits(spell(start.config.kv_cache_dtype), plain),
+        converts=converts,
     )
 
 

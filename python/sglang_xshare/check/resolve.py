@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ..compatibility.architectures import EXECUTED
 from ..compatibility.checks import GIVEN, RESOLVED, Start, find_refusals, set_arguments
+from ..compatibility.experts import Experts, read_experts
 from ..gpus import Gpu
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
@@ -28,14 +29,15 @@ class Resolution:
     """The result of resolving a server's arguments.
 
     `refusals` and `warnings` have the order in which the server would report them. `start` contains SGLang's
-    `ServerArgs`. It is None until SGLang has created them. `finished` is True if SGLang resolved all arguments. `fault`
-    is an unexpected error in one of our checks.
+    `ServerArgs`. It is None until SGLang has created them. `finished` is True if SGLang resolved all arguments.
+    `experts` is then the result of `read_experts`. `fault` is an unexpected error in one of our checks.
     """
 
     refusals: list[Line] = field(default_factory=list)
     warnings: list[Line] = field(default_factory=list)
     start: Start | None = None
     finished: bool = False
+    experts: Experts | None = None
     fault: Exception | None = None
 
     def refuse(self, who: str, error: object) -> None:
@@ -50,7 +52,7 @@ class Resolution:
     def note_resolved(self, server_args: Any) -> None:
         """Run the checks of the resolved arguments. SGLang calls this method instead of `hooks.check_server`."""
         assert self.start is not None
-        self.finished = True
+        self.finished, self.experts = True, read_experts(server_args)
         self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
         if reason is not None and "ranks" not in self.start.refused:  # the check "ranks" finds the same error

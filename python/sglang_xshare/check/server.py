@@ -39,7 +39,6 @@ class ServerFlags:
     - `dp_size` is the number of data-parallel attention groups, or 1 without data-parallel attention.
     - `fraction` is the share of the GPU's memory for weights and KV cache. None means that SGLang chooses the share.
     - `slots` is the number of experts that a layer holds if experts are paged. None means that the number is not set.
-    - `offloaded` is True if some weights are outside the GPU.
     """
 
     names_model: bool = False
@@ -49,7 +48,7 @@ class ServerFlags:
     ranks: int = _flag("--tp-size", "--tensor-parallel-size", "--tp", kind=whole(), default=1)
     stages: int = _flag("--pp-size", "--pipeline-parallel-size", "--pp", kind=whole(), default=1)
     dp_size: int = _flag("--dp-size", "--data-parallel-size", "--dp", kind=whole(), default=1)
-    attn_dp_size: int = _flag("--attn-dp-size", kind=whole(), default=1)
+    attn_dp_size: int = _flag("--attn-dp-size", "--attention-data-parallel-size", kind=whole(), default=1)
     dp_attention: bool = _flag("--enable-dp-attention", kind=bool, default=False)
     ep_size: int = _flag("--ep-size", "--expert-parallel-size", "--ep", kind=whole())
     redundant: int = _flag("--ep-num-redundant-experts", kind=whole(0), default=0)
@@ -57,7 +56,8 @@ class ServerFlags:
     draft_tokens: int = _flag("--speculative-num-draft-tokens", kind=whole(), default=1)
     speculative_algorithm: str | None = _flag("--speculative-algorithm")
     speculative_adaptive: bool = _flag("--speculative-adaptive", kind=bool, default=False)
-    offloaded: bool = _flag("--cpu-offload-gb", kind=lambda text: text != "0", default=False)
+    cpu_offload_gb: int = _flag("--cpu-offload-gb", kind=whole(-1), default=0)
+    offload_group_size: int = _flag("--offload-group-size", kind=whole(-1), default=-1)
     fraction: float | None = _flag("--mem-fraction-static", kind=between(0.001, 1))
     enable_paged_experts: bool = _flag("--enable-paged-experts", kind=bool, default=False)
     slots: int | None = _flag("--paged-experts-num-resident", kind=whole())
@@ -74,6 +74,11 @@ class ServerFlags:
     expert_policy_ignore_client_exact: bool = _flag("--expert-policy-ignore-client-exact", kind=bool, default=False)
     expert_policy_draft_depth: str | None = _flag("--expert-policy-draft-depth")
     mask_padding_experts: bool = _flag("--mask-padding-experts", kind=bool, default=False)
+
+    @property
+    def offloaded(self) -> bool:
+        """Return whether SGLang keeps some weights outside the GPU (create_offloader in utils/offloader.py)."""
+        return self.cpu_offload_gb > 0 or self.offload_group_size > 0
 
     @property
     def names_policy(self) -> bool:
@@ -98,6 +103,8 @@ class _Parser(argparse.ArgumentParser):
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
     """Return the flags of the command line and of its `--config` file. Raises ValueError if a value is wrong."""
+    if spelt := next((flag for flag in flags if flag.startswith("--config=")), None):
+        raise ValueError(f"{spelt}: must be spelled --config FILE, because otherwise SGLang ignores the file")
     parser = _Parser(add_help=False, allow_abbrev=False)
     for one in fields(ServerFlags):
         if (kind := one.metadata.get("kind")) is not None:

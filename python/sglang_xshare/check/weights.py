@@ -7,7 +7,7 @@ from typing import Any
 from ..compatibility.moe_model import MoeModel
 from ..gpus import Gpu
 from ..parser import LARGEST
-from .bits import read_bits
+from .bits import SCALED, read_bits
 from .modules import list_modules
 from .parts import sort_tensors
 from .reading import Reading, read_flagged
@@ -30,7 +30,7 @@ class Weights:
       without experts, and LM head.
     - `held` is the size of all weights except experts: `dense`, the embedding, and encoders for images or sound.
     - `cache` is the size of the KV cache for one token in all layers. At most `cache_heads` ranks divide the cache.
-    - `bits` is the number of bits of an expert's weight, or None if the sizes come from the checkpoint.
+    - `bits` is the number of bits of an expert's weight, or None if an expert has its size in the checkpoint.
     - `source` is "safetensors" or "transformers".
     """
 
@@ -65,12 +65,14 @@ def count_weights(reading: Reading) -> Weights:
     is_quantized = any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors)
     name = "none" if is_quantized else reading.quantization
     bits = read_bits(name, reading.declared, text.get("expert_dtype"), reading.plain)
+    if reading.converts:
+        bits = replace(bits, experts=reading.plain)
     if not tensors:
         tensors, text = list_modules(reading.config, reading.changes)
 
     def count(tensor: Tensor, is_expert: bool) -> float:
         if tensor.stored is not None:
-            return float(tensor.stored)
+            return tensor.stored * (reading.plain / SCALED["mxfp4"] if is_expert and reading.converts else 1.0)
         module, _, parameter = tensor.name.rpartition(".")
         is_linear = parameter == "weight" and len(tensor.shape) == 2 and tensor.shape[0] != model.num_experts
         return tensor.count * bits.count(module, is_expert, is_linear and "layers." in module) / 8
@@ -84,7 +86,7 @@ def count_weights(reading: Reading) -> Weights:
         held=parts.held,
         cache=parts.cached * reading.cache_bits / 8,
         cache_heads=parts.cache_heads,
-        bits=bits.experts if source == "transformers" else None,
+        bits=bits.experts if source == "transformers" or reading.converts else None,
         source=source,
     )
 

@@ -78,7 +78,7 @@ def read_written(folder: str) -> dict[str, Any]:
     """Return the content of a folder's config.json. Raises `ExpertPolicyError` if the file is not a JSON object."""
     try:
         found = json.loads((Path(folder) / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ExpertPolicyError("--model", folder, f"config.json: {reason}; must be a model's folder") from None
     if not isinstance(found, dict):

@@ -17,7 +17,7 @@ from sglang_xshare.live.top import METRICS, Look, describe_depths, draw, read_ga
 METRICS_TEXT = """\
 # TYPE sglang:gen_throughput gauge
 sglang:gen_throughput{dp_rank="0",model_name="m",tp_rank="0"} 100.5
-sglang:gen_throughput{dp_rank="0",model_name="m",tp_rank="1"} 100.5
+sglang:gen_throughput{dp_rank="0",model_name="m",tp_rank="1"} 0.0
 sglang:gen_throughput{dp_rank="1",model_name="m",tp_rank="0"} 50.0
 # TYPE sglang:spec_accept_length gauge
 sglang:spec_accept_length{dp_rank="0",model_name="m",tp_rank="0"} 2.5

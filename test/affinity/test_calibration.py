@@ -121,7 +121,7 @@ def test_the_command_writes_a_table(tiny_model, tmp_path, capsys):
 
 
 WRONG = [
-    ("--model", "/nowhere", "/nowhere: config.json:"),
+    ("--model", "/nowhere", "/nowhere/config.json:"),
     ("--texts", "/nowhere", "/nowhere:"),
     ("--out", "/nowhere/file", "/nowhere/file:"),
     ("--out", ".", ".:"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 
-from ..compatibility.moe_model import read_written
-from ..files import try_file
+from ..files import read_text, try_file
 from ..parser import path, whole
 from ..upstream.configuration import NUM_EXPERTS
 
@@ -32,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try_file("--out", arguments.out)
     folder = arguments.model
-    config = json.dumps(read_written(str(folder)))
+    config = read_text("--model", folder / "config.json")  # transformers reads it later, and accepts more than orjson
     if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # the key may be nested
         raise ValueError(f"--model {folder}: must be a Mixture-of-Experts model; its config.json has no experts")
     import torch

@@ -176,7 +176,7 @@ REPLICAS = "--traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("serving", "benchmark.serving", "serving", 10, SMALL["serving"], _skip_chosen(97)),
+        Experiment("serving", "benchmark.serving", "serving", 22, SMALL["serving"], _skip_chosen(97)),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         *(_with_drafts(*both) for both in VERIFIED),
         Experiment("depth", "benchmark.depth", "depth", 75, SMALL["depth"]),

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from dataclasses import replace
 
 import pytest
@@ -158,12 +158,11 @@ def test_defaults():
 )
 def test_a_batch_may_have_all_that_the_server_decodes_at_a_time(most, chunk, page, ranks):
     """And all that it prefills at a time, which SGLang counts in whole pages, and on each rank."""
-    limits = {"most_rows": most, "router": {"top_k": 8, "renormalize": True}}
     info = {"chunked_prefill_size": chunk, "page_size": page, "attn_dp_size": ranks}
-    command._check_server({"limits": limits}, info, given := Namespace(policies=[], batches=[4, 40], prompt=10))
+    command._check_batch(40, 10, most, info)
     if (chunk or -1) > 0:
         with pytest.raises(ValueError, match=rf"must be at most .*, {chunk - 1} \(got {chunk}\)"):
-            command._check_server({"limits": limits}, info | {"chunked_prefill_size": chunk - 1}, given)
+            command._check_batch(40, 10, most, info | {"chunked_prefill_size": chunk - 1})
 
 
 def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server):

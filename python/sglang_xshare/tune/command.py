@@ -6,7 +6,7 @@ import argparse
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -71,7 +71,9 @@ def tune(arguments: argparse.Namespace) -> int:
     """Search at each batch size, write plan.json and report.json, and restore the policy (see `SwitchGuard`)."""
     client, console = Client(arguments.url, *find_keys(arguments)), open_console()
     guard = SwitchGuard(client)
-    _check_server(guard.before, client.ask("/server_info"), arguments)
+    limits = guard.before["limits"]
+    _check_policies(arguments.policies, limits)
+    _check_batch(max(arguments.batches), arguments.prompt, limits["most_rows"], client.ask("/server_info"))
     try_folder("--out", arguments.out)
     # These modules import torch. They are imported here, so other subcommands and refusals do not wait for torch.
     from .gauge import Gauge, pages
@@ -81,7 +83,7 @@ def tune(arguments: argparse.Namespace) -> int:
     from .server import Server
 
     server = Server(arguments.url, *find_keys(arguments))
-    groups = group_layers(guard.before["limits"]["moe_layers"], arguments.groups)
+    groups = group_layers(limits["moe_layers"], arguments.groups)
     count = max(arguments.samples, *arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
     unit = PAGED if pages(guard.before["since_switch"]) else ACTIVE
@@ -136,27 +138,30 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
     return tell
 
 
-def _check_server(answer: dict[str, Any], info: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Raise ValueError if a setting does not fit the server, or if the server cannot prefill and decode whole batches.
-
-    `answer` is the answer to GET /expert_policy, and `info` is the answer to GET /server_info.
-    """
-    limits, largest = answer["limits"], max(arguments.batches)
-    for setting in arguments.policies:
+def _check_policies(policies: Sequence[str], limits: dict[str, Any]) -> None:
+    """Raise ValueError if a setting does not fit the server. `limits` is from the answer to GET /expert_policy."""
+    for setting in policies:
         try:
             # `limits` lacks the numbers of experts and ranks. These values always pass, and the server checks its own.
             plan, router = _build(setting), Router(**limits["router"])
             plan.check(router, len(plan.order or ()) or router.top_k, ranks=2)
         except ValueError as error:
             raise ValueError(f"POLICY {setting}: {error}") from None
-    if limits["most_rows"] is not None and largest > limits["most_rows"]:
-        reason = f"must be at most the requests that the server decodes at a time, {limits['most_rows']}"
-        raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
+
+
+def _check_batch(rows: int, prompt: int, most_rows: int | None, info: dict[str, Any]) -> None:
+    """Raise ValueError if the server cannot prefill and decode a batch of `rows` requests of `prompt` tokens.
+
+    `most_rows` is from the answer to GET /expert_policy, and `info` is the answer to GET /server_info.
+    """
+    if most_rows is not None and rows > most_rows:
+        reason = f"must be at most the requests that the server decodes at a time, {most_rows}"
+        raise ValueError(f"--batches {rows}: {reason} (--max-running-requests)")
     # SGLang samples a token after each part of a split prompt and discards it, so the logit processor would skip tokens
     # of the text. SGLang counts whole pages, and each rank of data-parallel attention prefills its own requests.
     page, most = info["page_size"] or 1, info["chunked_prefill_size"] or -1
-    requests = math.ceil(largest / attention_dp_size(argparse.Namespace(**info)))
-    tokens = requests * math.ceil(arguments.prompt / page) * page
+    requests = math.ceil(rows / attention_dp_size(argparse.Namespace(**info)))
+    tokens = requests * math.ceil(prompt / page) * page
     if 0 < most < tokens:
         advice = "use smaller --batches, a shorter --prompt, or a server with --chunked-prefill-size -1"
         reason = f"must be at most the server's chunked_prefill_size, {most:,} (got {tokens:,})"

@@ -14,7 +14,8 @@ from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
 Page-ins a layer and step, in brackets relative to vanilla, and the loss in nats a token above vanilla on the same
-tokens. {errors} All policies except vanilla have utility=squared,own_share=0.75."""
+tokens. {errors} {mark}"""
+MARK = "†: utility=squared,own_share=0.75."
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -33,7 +34,7 @@ def tabulate_paged(points: Points) -> Table:
             cells.append(_cell(point, vanilla) if point and vanilla else "")
         rows.append([str(slots), shorten(policy), *cells])
     headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    note = NOTE.format(errors=explain_errors(one["loss"] for one in points.values()))
+    note = NOTE.format(errors=explain_errors(one["loss"] for one in points.values()), mark=MARK)
     return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
 
 
@@ -50,7 +51,7 @@ At a time: requests. Tokens/s: mean of the rounds [95 % t-interval]. Ratio: outp
 within each round. Page-ins: a layer and step; of a policy the page-ins of the model's own routing from the same state
 -> those of the policy. Loss: nats a token of held-out text of mixed domains, forced through the server's own decode
 steps; of a policy the difference from vanilla, ± half its 95 % t-interval over batches. Sums right: share of arithmetic
-problems with a right answer. All policies except vanilla have utility=squared,own_share=0.75."""
+problems with a right answer."""
 
 
 def key_of(concurrency: int) -> str:
@@ -89,7 +90,7 @@ def tabulate_live(points: Points) -> Table:
     headings = ["at a time", "server", "tokens/s", "ratio", "page-ins", "loss, nats", "sums right"]
     workload = comparisons[0].workload
     sizes = f"{workload.requests} requests, {workload.output_tokens} tokens out, {workload.rounds} rounds"
-    note = f"{workload.model.name}: {sizes}. {LIVE_NOTE}"
+    note = f"{workload.model.name}: {sizes}. {LIVE_NOTE} {MARK}"
     if workload.rounds == 1:
         note = f"{note} {ONE_ROUND}"
     return Table("Paged experts, served", headings, rows, note, text_columns=2)
@@ -112,7 +113,7 @@ def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any], concurr
 
 
 WEIGHTED: dict[str, Any] = {"utility": "squared", "own_share": 0.75}
-"""The keys that all policies have. They give the smallest loss for a given number of experts."""
+"""The keys that all policies measured by default have. They give the smallest loss for a given number of experts."""
 
 
 def _spell(**keys: Any) -> str:
@@ -136,7 +137,7 @@ POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:
-    """Remove the keys in `WEIGHTED` from the spelling of a policy, to shorten the table."""
-    return policy.replace(",utility=squared,own_share=0.75", "").replace(
-        ', "utility": "squared", "own_share": 0.75', ""
+    """Replace the keys in `WEIGHTED` by the mark that the note explains, to shorten the table."""
+    return policy.replace(",utility=squared,own_share=0.75", "†").replace(
+        ', "utility": "squared", "own_share": 0.75', "†"
     )

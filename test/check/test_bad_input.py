@@ -12,6 +12,7 @@ from sglang_xshare.parser import LARGEST
 pytestmark = pytest.mark.usefixtures("served")
 
 SHARDED = ("--tp", "8", "--ep-size", "8")
+HIDDEN = ("--speculative-algorithm", "EAGLE3", "--enable-return-aux-hidden-states")
 BAD = {  # what is said before SGLang is imported
     "--batch 0": ("--batch", "0"),
     "--batch 1e9": ("--batch", "1e9"),
@@ -142,6 +143,7 @@ def without_sglang(served, monkeypatch):
         (["--expert-policy", "oea", "--expert-policy-config", '{"k": 3}'], "k = 3: oea has no such key"),
         (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: must be 0, "),
         (["--expert-policy", "vanilla", "--mask-padding-experts"], "vanilla routes as the model does"),
+        (["--expert-policy", "moe-spec:budget=2", *HIDDEN], "must be used with --speculative-algorithm"),
     ],
 )
 def test_without_sglang_the_flags_of_a_policy_are_refused_as_a_server_refuses_them(flags, says, tell):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from check.asking import say
+from compatibility.configured import server
 from refused import read_refusal
 from sglang_xshare.check.resolve import Resolution, _listening, _resolve
 from sglang_xshare.check.server import read_flags
@@ -58,6 +59,17 @@ READ = {  # data-parallel groups of attention, expert-parallel ranks, slots
 def test_flags_that_another_flag_puts_to_use():
     found = {flags: read_flags(["--tp", "8", *flags.split()]) for flags in READ}
     assert {flags: (one.dp_size, one.ep_size, one.slots) for flags, one in found.items()} == READ
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_server_that_returns_aux_hidden_states_drafts_nothing(hidden):
+    """SGLang resolves its algorithm to None, and keeps the number of draft tokens."""
+    drafts = ["--speculative-algorithm", "EAGLE3", "--speculative-num-draft-tokens", "4"]
+    flags = read_flags([*drafts, *["--enable-return-aux-hidden-states"] * hidden])
+    assert (flags.speculative_algorithm, flags.draft_tokens) == ((None, 1) if hidden else ("EAGLE3", 4))
+    draws = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4, "mem_fraction_static": 0.9}
+    flags.resolve(server(**draws, enable_return_aux_hidden_states=hidden))
+    assert flags.draft_tokens == (1 if hidden else 4)
 
 
 def test_warnings_are_told_without_colours():

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ..parser import between, whole
 from ..policies.keys import json_type
 from ..refusal import spell_flag
-from ..upstream.server import attention_dp_size, spell
+from ..upstream.server import attention_dp_size, draft_tokens, spell
 
 
 def _flag(*spellings: str, kind: Callable[[str], Any] = str, default: Any = None) -> Any:
@@ -56,6 +56,7 @@ class ServerFlags:
     draft_tokens: int = _flag("--speculative-num-draft-tokens", kind=whole(), default=1)
     speculative_algorithm: str | None = _flag("--speculative-algorithm")
     speculative_adaptive: bool = _flag("--speculative-adaptive", kind=bool, default=False)
+    enable_return_aux_hidden_states: bool = _flag("--enable-return-aux-hidden-states", kind=bool, default=False)
     cpu_offload_gb: int = _flag("--cpu-offload-gb", kind=whole(-1), default=0)
     offload_group_size: int = _flag("--offload-group-size", kind=whole(-1), default=-1)
     fraction: float | None = _flag("--mem-fraction-static", kind=between(0.001, 1))
@@ -91,7 +92,7 @@ class ServerFlags:
         self.ranks, self.ep_size = config.tp_size, config.ep_size
         self.dp_size = attention_dp_size(config)
         self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
-        self.draft_tokens = config.speculative_num_draft_tokens or 1
+        self.draft_tokens = draft_tokens(config)
         self.speculative_adaptive = getattr(config, "speculative_adaptive", False)
         self.fraction = config.mem_fraction_static or self.fraction
 
@@ -124,6 +125,8 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         raise ValueError(f"{flag} {given.dp_size}: must be a divisor of --tp-size {given.ranks}{beside}")
     if not given.enable_paged_experts:
         given.slots = None
+    if given.enable_return_aux_hidden_states:  # SGLang then does not speculate
+        given.speculative_algorithm, given.draft_tokens = None, 1
     return given
 
 

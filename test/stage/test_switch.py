@@ -148,6 +148,6 @@ def test_metrics_that_refuse_a_value_are_logged_once(build, reporter, caplog, mo
         assert hooks.report(reporter) == ""
     assert len(file.read_text().splitlines()) == 2 * len(model.configs)
     assert [record.message.partition(" up to")[0] for record in caplog.records] == [
-        "Expert policy: could not bring the metrics",
-        "Expert policy: could not bring the log line",
+        f"Expert policy: could not bring the {report}"
+        for report in ("metrics (in force)", "metrics (counted)", "metrics (observed)", "log line")
     ]

@@ -87,7 +87,7 @@ class Reports:
             groups["compared"] = stage.agreement.take_counts
         if reporter.current_scheduler_metrics_enabled:
             for group, read in groups.items():
-                self._attempt("metrics", partial(self._export, group, read))
+                self._attempt(f"metrics ({group})", partial(self._export, group, read))
         if stage.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", stage.trace.write)
 

@@ -153,7 +153,7 @@ CHECKS = (
     # The same as "tree", for the flag of the draft depth.
     Check("depth's tree", GIVEN, DEPTH, lambda start: _check_tree(DEPTH_FLAG), after="depth"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
-    # The same as "policy", after SGLang has resolved the flags for speculation and paging.
+    # The same as "policy". Before 0.5.20, SGLang writes the resolved flags for speculation into the given arguments.
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
     # Drafters and modes for which SGLang does not adapt the draft depth.
     Check("adapts", RESOLVED, DEPTH, lambda start: check_adapts(start.server_args, start.config), after="depth"),

@@ -81,6 +81,7 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
         return False
     if stage.paged is None or not stage.graphs.captured:
         return stage.graphs.lost
+    # With paged experts SGLang does not speculate, so a request is one row.
     largest, most = find_largest(_find_fits(latter)), latter.batches.most  # a request pool of `most` limits all sizes
     return (largest if most is None else min(largest, most)) > max(stage.graphs.rows)
 

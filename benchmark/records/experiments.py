@@ -75,7 +75,7 @@ OFFLINE: dict[str, tuple[str, ...]] = {
 """The modules that run without a server. For each, additional source paths that can change its results."""
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
-VERIFIED = {(1, 8): (12, 9), (1, 16): (16, 11), (4, 8): (16, 13), (4, 16): (16, 13)}
+VERIFIED = {(1, 8): (12, 9), (4, 16): (16, 13)}
 """Two budgets for each number of requests and verified tokens per request.
 
 The first budget is used without weighting, and the second one with weighting by acceptance. Offline, both have the same
@@ -153,7 +153,7 @@ def _with_drafts(batch: int, tokens: int) -> Experiment:
     small = f"{policies} {drafts} {SERVED}"
     folder = f"serving/drafts-{batch}x{tokens}"
     arguments = f"{policies} {drafts} {counts} {text}"
-    return Experiment(f"drafts-{batch}x{tokens}", "benchmark.serving", folder, 8, small, arguments)
+    return Experiment(f"drafts-{batch}x{tokens}", "benchmark.serving", folder, 11, small, arguments)
 
 
 SMALL = {

@@ -38,7 +38,7 @@ COST = measure(f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4")
 BALANCE = measure("--batches 2", is_long=False)
 SHARDING = measure("--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1")
 AFFINITY = measure("--replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384")
-DRAFTS = "drafts-1x8 drafts-1x16 drafts-4x8 drafts-4x16"
+DRAFTS = "drafts-1x8 drafts-4x16"
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")

@@ -86,11 +86,10 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, reports):
     runner, moved, verdict = RESOLVED[model, gpu]
     lines = [line for line in list_warnings(report) if line.startswith("expert policy: ")]
     assert lines == ([f"expert policy: MoE runner {moved} (auto) -> {runner}"] if moved else [])
-    assert report["moe_runner"] == runner
     assert [UNFIT in refusal["says"] for refusal in report["refusals"]] == ([True] if verdict == "refused" else [])
-    assert (report["code"], report["verdict"]) == (int(verdict != "served"), verdict)
+    wanted = {"moe_runner": runner, "verdict": verdict, "code": int(verdict != "served"), "gpu": gpu, "device": "cuda"}
+    assert report.items() >= wanted.items()
     assert report["served"] is (verdict == "served")
-    assert (report["gpu"], report["device"]) == (gpu, "cuda")
 
 
 def test_another_device_is_refused_wherever_it_is_named(tmp_path):
@@ -108,9 +107,8 @@ def test_flags_that_change_the_model_change_all_of_the_report(name, reports, wri
     """And SGLang reads them as `check` does without it."""
     report, weights = reports(LATEST)[name], read_weights(write(QWEN), read_flags(FLAGS[name][1]))
     assert report["verdict"] == "served"
-    assert report["weights"]["expert_bytes"] == weights.expert
-    assert report["weights"]["other_bytes"] == weights.held
-    assert report["weights"]["cache_bytes_per_token"] == weights.cache
+    wanted = {"expert_bytes": weights.expert, "other_bytes": weights.held, "cache_bytes_per_token": weights.cache}
+    assert report["weights"].items() >= wanted.items()
     shape = (report["model"]["layers"], report["weights"]["moe_layers"], report["model"]["top_k"])
     assert shape == ((12, 12, 4) if name == "overrides" else (48, 48, 8))
 

@@ -69,11 +69,8 @@ def test_bytes_of_a_quantized_checkpoint_are_those_stored(write):
     tensors |= {f"{name}_scale_inv": ("F32", (6, 16)) for name in scaled}
     unknown = TWO_LAYERS | {"quantization_config": {"quant_method": "unheard-of"}}
     weights = read_weights(write_headers(write(unknown), tensors))
-    assert weights.expert == 3 * (2048 * 768 + 6 * 16 * 4)
-    assert weights.bits is None
-    assert weights.held == sum(
-        prod(shape) * SIZES[dtype] for name, (dtype, shape) in tensors.items() if ".experts." not in name
-    )
+    held = sum(prod(shape) * SIZES[dtype] for name, (dtype, shape) in tensors.items() if ".experts." not in name)
+    assert (weights.expert, weights.bits, weights.held) == (3 * (2048 * 768 + 6 * 16 * 4), None, held)
 
 
 def test_stored_mxfp4_experts_that_a_server_converts_are_counted_in_bf16(write):

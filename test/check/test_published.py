@@ -32,8 +32,7 @@ def test_every_family_of_the_page_is_counted_or_named():
 def test_layers_and_experts_are_the_module_trees(write):
     """NemotronH: 23 of 52 layers have experts, of two matrices."""
     weights = read_weights(write(read_shape("Nemotron 3")))
-    assert weights.moe_layers == 23
-    assert weights.expert == 2 * 2688 * 1856 * 2
+    assert (weights.moe_layers, weights.expert) == (23, 2 * 2688 * 1856 * 2)
     assert 2 * count(weights) == pytest.approx(63.2e9, rel=0.005)
 
 

@@ -19,10 +19,9 @@ pytestmark = pytest.mark.usefixtures("served")
 def test_the_bytes_of_qwen3_30b_a3b(write):
     weights = read_weights(write(QWEN))
     assert weights.expert == 3 * 2048 * 768 * 2 == 9437184
-    assert weights.moe_layers == 48
+    assert (weights.moe_layers, weights.cache) == (48, 48 * 2 * 4 * 128 * 2)
     attention, norms = 2048 * (32 + 2 * 4 + 32) * 128, 2 * 2048 + 2 * 128
     assert weights.dense == (48 * (attention + 2048 * 128 + norms) + 2048 + 2048 * 151936) * 2
-    assert weights.cache == 48 * 2 * 4 * 128 * 2
 
 
 def test_bits_a_weight_by_quantization(write):
@@ -84,23 +83,22 @@ FLAGS = {
 def test_flags_that_change_bytes_are_read(flags, write):
     plain, found = read_weights(write(QWEN)), read_weights(write(QWEN), read_flags(flags.split()))
     expert, dense, cache = FLAGS[flags]
-    assert found.expert == plain.expert * expert
-    assert found.cache == plain.cache * cache
+    assert (found.expert, found.cache) == (plain.expert * expert, plain.cache * cache)
     assert found.dense == plain.dense * dense if dense else plain.dense / 2 < found.dense < plain.dense
 
 
 def test_overrides_of_the_configuration_are_read(write):
-    overrides = {"num_hidden_layers": 12, "num_experts_per_tok": 4, "num_experts": 64}
-    found = read_weights(write(QWEN), read_flags(["--json-model-override-args", json.dumps(overrides)]))
+    def override(**changes):
+        return read_flags(["--json-model-override-args", json.dumps(changes)])
+
+    found = read_weights(write(QWEN), override(num_hidden_layers=12, num_experts_per_tok=4, num_experts=64))
     assert (found.moe_layers, found.model.num_layers, found.model.num_experts, found.model.top_k) == (12, 12, 64, 4)
     assert found.expert == read_weights(write(QWEN)).expert
-    nested = read_flags(
-        ["--json-model-override-args", '{"text_config": {"num_experts": 64, "num_experts_per_tok": 2}}']
-    )
+    nested = override(text_config={"num_experts": 64, "num_experts_per_tok": 2})
     found = read_weights(write(read_shape("Qwen3.5-MoE")), nested)
     assert (found.model.num_experts, found.model.top_k, found.moe_layers) == (64, 2, 40)
-    fewer = read_flags(["--json-model-override-args", '{"num_hidden_layers": 12}'])
-    assert read_weights(write(COMMON | CONFIGS["gpt-oss-120b"]), fewer).moe_layers == 12, "its layer_types are 36"
+    gpt_oss = COMMON | CONFIGS["gpt-oss-120b"]  # its layer_types are 36
+    assert read_weights(write(gpt_oss), override(num_hidden_layers=12)).moe_layers == 12
 
 
 @pytest.mark.parametrize("load_format", ["gguf", "bitsandbytes"])
@@ -117,8 +115,7 @@ CHECKPOINTS = {"qwen3-30b-a3b": 61.06e9, "gpt-oss-120b": 65.25e9, "gpt-oss-20b":
 def test_weights_are_the_published_checkpoints(name, write, tell):
     report = tell("--model", write(COMMON | CONFIGS[name]), "--gpu", "h100")
     weights, memory = report["weights"], report["memory"]
-    assert weights["total_bytes"] == pytest.approx(CHECKPOINTS[name], rel=0.005)
-    assert weights["gpu_bytes"] == weights["total_bytes"]
+    assert weights["gpu_bytes"] == weights["total_bytes"] == pytest.approx(CHECKPOINTS[name], rel=0.005)
     assert memory["left_bytes"] == pytest.approx(80 * 2**30 - weights["total_bytes"])
     assert memory["cache_tokens"] == int(memory["left_bytes"] / weights["cache_bytes_per_token"])
 

@@ -35,9 +35,8 @@ def find(monkeypatch, server_args, *listed, when=(GIVEN,)):
 
 def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     done = []
-    monkeypatch.setattr(checks, "choose_runner", lambda *_: done.append("runner"))
-    monkeypatch.setattr(checks, "set_placement", lambda *_: done.append("placement"))
-    monkeypatch.setattr(checks, "set_environment", lambda *_: done.append("environment"))
+    for name, what in (("choose_runner", "runner"), ("set_placement", "placement"), ("set_environment", "environment")):
+        monkeypatch.setattr(checks, name, lambda *_, what=what: done.append(what))
     monkeypatch.setattr(checks, "CHECKS", (Check("one", GIVEN, STAGE, lambda start: done.append("one")),))
     both = SimpleNamespace(expert_policy="xshare", expert_placement="ep")
     hooks.check_flags(both)
@@ -165,10 +164,7 @@ def test_sglangs_record_takes_the_keys_to_other_processes(release, patched_relea
     )
     (file := tmp_path / "keys.json").write_text('{"k0": 1, "add": 4}')
     flags = ["--model-path", str(tiny_model), *CPU, "--expert-policy", "xshare", "--expert-policy-config", str(file)]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *flags], env=make_env(patched_release(release)), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", code, *flags], env=make_env(patched_release(release)), check=True)
 
 
 def test_a_server_without_flags_of_ours_loads_no_check():

@@ -25,6 +25,7 @@ def arguments(**given: Any) -> Any:
 
 
 FILE = {"speculative_adaptive_config": "adaptive.json"}
+UNTRIED = {"expert_policy_draft_depth": None, "expert_policy": "xshare", "speculative_num_steps": 4}
 REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "another rule": ({"expert_policy_draft_depth": "deep"}, None),
     "drafts that do not adapt": ({"speculative_adaptive": False}, None),
@@ -32,11 +33,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "a tree": ({"speculative_eagle_topk": 2}, None),
     "a depth that SGLang does not try": ({"speculative_num_steps": 4}, None),
     **{
-        f"a depth that SGLang does not try, by {drafter}": (
-            {"expert_policy_draft_depth": None, "expert_policy": "xshare", "speculative_algorithm": drafter}
-            | {"speculative_num_steps": 4},
-            None,
-        )
+        f"a depth that SGLang does not try, by {drafter}": (UNTRIED | {"speculative_algorithm": drafter}, None)
         for drafter in ("eagle3", "EAGLE", "NEXTN")
     },
     "a depth that the file does not have": ({**FILE, "speculative_num_steps": 5}, CONFIG),
@@ -74,8 +71,7 @@ def test_what_is_served(tmp_path, monkeypatch):
     # By default a policy keeps the trees that SGLang serves without adapting.
     check_depth(arguments(expert_policy_draft_depth=None, expert_policy="xshare", speculative_eagle_topk=2))
     for given in ({"speculative_eagle_topk": 2}, {"speculative_algorithm": "NGRAM"}):
-        start = {"expert_policy": "xshare", "speculative_num_steps": 4, **given}
-        check_depth(arguments(expert_policy_draft_depth=None, **start))
+        check_depth(arguments(**UNTRIED | given))
     monkeypatch.setattr(drafts, "is_release", lambda since: False)
     check_depth(arguments(expert_policy_draft_depth="upstream", speculative_eagle_topk=4, speculative_num_steps=4))
 

@@ -143,6 +143,9 @@ def check(monkeypatch, placement, ranks=4, ep=None, groups=1, architecture=CLASS
 
 
 SLICE = "ranks holds a slice of every expert,"
+TWO_WIDTHS = QWEN3 | {"moe_intermediate_size": [1536, 512, 1536]}
+NO_WIDTH = QWEN3 | {"moe_intermediate_size": None, "num_attention_heads": [6, 8]}
+"""Heads by layer are not checked."""
 
 
 @pytest.mark.parametrize(
@@ -152,15 +155,8 @@ SLICE = "ranks holds a slice of every expert,"
         ("ep", QWEN3, "ep: each of 4 ranks holds 16 whole experts; "),
         ("ep", QWEN3 | {"num_experts": 66, "replicas": 2}, "ep: each of 4 ranks holds 17 whole experts; "),
         ("shard", QWEN3 | {"moe_intermediate_size": [768] * 8}, f"{SLICE} 192 of its 768 columns; "),
-        (
-            *("shard", QWEN3 | {"moe_intermediate_size": [1536, 512, 1536]}),
-            f"{SLICE} 384 of its 1536 or 128 of its 512 columns; ",
-        ),
-        (
-            "shard",
-            QWEN3 | {"moe_intermediate_size": None, "num_attention_heads": [6, 8]},  # heads by layer are not checked
-            f"{SLICE} of a width that the model's configuration lacks; ",
-        ),
+        ("shard", TWO_WIDTHS, f"{SLICE} 384 of its 1536 or 128 of its 512 columns; "),
+        ("shard", NO_WIDTH, f"{SLICE} of a width that the model's configuration lacks; "),
         # SGLang rounds slices of MXFP4 up to blocks.
         ("shard", GPT_OSS, f"{SLICE} 720 of its 2880 columns; "),
         ("shard", GPT_OSS | MXFP4 | {"ranks": 3}, f"each of 3 {SLICE} 960 of its 2880 columns; "),
@@ -211,20 +207,17 @@ def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monke
 
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")
+SHARD = (FLAG, "shard", "--tp", "2")
 RESOLVED = {
-    (FLAG, "shard", "--tp", "2", *GPU): {"tp": 2, "ep": 1, "attention": 2},
+    (*SHARD, *GPU): {"tp": 2, "ep": 1, "attention": 2},
     (FLAG, "shard", "--tp", "4", "--dp", "2", "--enable-dp-attention", *GPU): {"tp": 4, "ep": 1, "attention": 2},
-    (FLAG, "shard", "--tp", "2"): {"tp": 2, "ep": 1, "attention": 1},
+    SHARD: {"tp": 2, "ep": 1, "attention": 1},
     (FLAG, "ep", "--tp", "2"): {"tp": 2, "ep": 2, "attention": 1},
     (FLAG, "ep", "--tp", "2", "--dp", "2", "--enable-dp-attention"): {"tp": 2, "ep": 2, "attention": 2},
-    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,add=6", *GPU): {"tp": 2, "ep": 1, "attention": 2},
-    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): (
-        "--expert-policy xshare: target_per_rank = 5: "
-    ),
+    (*SHARD, "--expert-policy", "xshare:k0=1,add=6", *GPU): {"tp": 2, "ep": 1, "attention": 2},
+    (*SHARD, "--expert-policy", "xshare:k0=1,target_per_rank=5"): "--expert-policy xshare: target_per_rank = 5: ",
     (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): f"{FLAG} shard with --attn-cp-size 2: ",
-    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): (
-        f"{FLAG} shard with --speculative-algorithm NGRAM: "
-    ),
+    (*SHARD, "--speculative-algorithm", "NGRAM", *GPU): f"{FLAG} shard with --speculative-algorithm NGRAM: ",
     ("--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {"tp": 2, "ep": 1, "attention": 1},
     (FLAG, "shard"): f"{FLAG} shard with --tp-size 1: ",
 }

@@ -30,9 +30,8 @@ def test_experts_and_top_k_are_read_by_their_many_names():
 
 
 LARGE = 10_000
-SHAPES: dict[
-    bool, list[tuple[object, object, object]]
-] = {  # layers, experts and top-k of what is served, and of what is not
+# Layers, experts and top-k of what is served, and of what is not.
+SHAPES: dict[bool, list[tuple[object, object, object]]] = {
     True: [(1, 2, 1), (LARGE, LARGE, LARGE)],
     False: [
         *[(0, 2, 1), (1, 1, 1), (1, 2, 0), ("1", 2, 1), (LARGE + 1, 2, 1), (1, LARGE + 1, 1), (1, 2, 3)],

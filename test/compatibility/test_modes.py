@@ -61,24 +61,21 @@ REFUSED: dict[str, dict[str, Any]] = {
     **{f"{tokens} draft tokens on two ranks": {**TWO_RANKS, TOKENS: tokens} for tokens in (1, 3)},
     "depths that adapt with all-to-all": {**DRAFTS, **ALL_TO_ALL, "speculative_adaptive": True, "tp_size": 2},
     "a drafter as SGLang takes it, too": {"speculative_algorithm": "dspark", MODE: "compact"},
-    **{
-        f"{key} that nobody is asked for": {"tokenizer_worker_num": 2, key: "secret"}
-        for key in ("api_key", "admin_api_key")
-    },
+    "api_key that nobody is asked for": {"tokenizer_worker_num": 2, "api_key": "secret"},
+    "admin_api_key that nobody is asked for": {"tokenizer_worker_num": 2, "admin_api_key": "secret"},
 }
 
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
-    given = REFUSED[case]
     if case.startswith(OLDER):
         monkeypatch.setattr("sglang_xshare.compatibility.modes.is_release", lambda since: False)
+    check(REFUSED[case], monkeypatch)
+
+
+def check(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in given:
         if name.isupper():
             monkeypatch.setenv(name, given[name])
-    check(given)
-
-
-def check(given: dict[str, Any]) -> None:
     modes.check_modes(server(**given))
     modes.check_draft_tokens(server(**given))
 
@@ -124,10 +121,7 @@ def check(given: dict[str, Any]) -> None:
     ids=str,
 )
 def test_what_is_served(changes, monkeypatch):
-    for name in changes:
-        if name.isupper():
-            monkeypatch.setenv(name, changes[name])
-    check(changes)
+    check(changes, monkeypatch)
 
 
 def test_a_runner_that_sglang_has_chosen_is_left_to_the_check_of_experts():

@@ -58,9 +58,8 @@ def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
 
 
 def test_the_table_has_a_served_layer_for_each_row():
-    assert {(method.backend, convention) for method, _, convention in SERVED} == {
-        (row.name, row.convention) for row in TABLE
-    }
+    served = {(method.backend, convention) for method, _, convention in SERVED}
+    assert served == {(row.name, row.convention) for row in TABLE}
 
 
 def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
@@ -164,10 +163,9 @@ def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch
     grouped = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
     biased = {**grouped, "correction_bias": torch.zeros(16)}
     for changes, scaling in ((biased, 2.5), (grouped, 1.0), ({"routed_scaling_factor": 2.5}, 1.0)):
-        monkeypatch.setattr(topk, "_use_aiter", True)
-        assert read([config(**changes)])[0].router.scaling == scaling
-        monkeypatch.setattr(topk, "_use_aiter", False)
-        assert read([config(**changes)])[0].router.scaling == 1.0
+        for uses_aiter, expected in ((True, scaling), (False, 1.0)):
+            monkeypatch.setattr(topk, "_use_aiter", uses_aiter)
+            assert read([config(**changes)])[0].router.scaling == expected
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
@@ -176,10 +174,8 @@ def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch
 def test_upstream_agrees_on_what_aiter_scales(kind, on_output, scoring, monkeypatch):
     monkeypatch.setattr(topk, "_use_aiter", True)
     groups = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2} if "grouped" in kind else {}
-    bias = torch.zeros(16) if "biased" in kind else None
-    given = config(
-        scoring_func=scoring, correction_bias=bias, apply_routed_scaling_factor_on_output=on_output, **groups
-    )
+    changes = {"correction_bias": torch.zeros(16) if "biased" in kind else None, **groups}
+    given = config(scoring_func=scoring, apply_routed_scaling_factor_on_output=on_output, **changes)
     assert (on_output or folds_scaling(given)) == topk.is_routed_scaling_factor_fused_in_topk(given)
 
 

@@ -109,8 +109,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
 
 SPECULATION = eagle(TARGET, (2, 3, 6))
 DP_ATTENTION = {
-    "0.5.17": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
-    "0.5.21": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
+    **dict.fromkeys(("0.5.17", "0.5.21"), ("--tp", "4", "--dp", "2", "--enable-dp-attention")),
     "0.5.23": ("--tp", "4", "--attn-dp-size", "2"),
 }
 ALL_TO_ALL = ("--moe-a2a-backend", "deepep")

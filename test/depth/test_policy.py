@@ -114,8 +114,7 @@ def test_eager_sizes_share_times_only_with_the_same_candidates(tmp_path):
     policy = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config))).params
     for requests, size, candidates in ((23, 16, (0, 1, 3, 5)), (24, 24, (0,)), (31, 31, (0,)), (33, 32, (0,))):
         policy.get_steps_for_batch(requests)
-        assert policy._launched[-1].size == size
-        assert policy.depths.states[size].candidates == candidates
+        assert (policy._launched[-1].size, policy.depths.states[size].candidates) == (size, candidates)
 
 
 def test_more_accepted_drafts_than_a_launch_has_are_another_step_s():
@@ -164,19 +163,13 @@ def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
     assert server.policy._taken[2]  # times that the next decision would add
     switches[0] = 1
     server.policy.get_steps_for_batch(2)
-    assert depths.states[2].seconds == {}
     assert not server.policy._taken.get(2)
-    assert (depths.shares.shares, depths.states[2].depth) == (shares, depth)
+    assert (depths.states[2].seconds, depths.shares.shares, depths.states[2].depth) == ({}, shares, depth)
 
 
 def test_each_timed_step_counts_in_one_decision():
-    shared: list[list[float]] = []
-
-    def share(own: list[float]) -> list[float]:
-        shared.append(own)
-        return own
-
-    server = Simulation(noise=0.03, options={"take_first_ranks": share})
+    shared = []
+    server = Simulation(noise=0.03, options={"take_first_ranks": lambda own: shared.append(own) or own})
     server.serve(TRAFFIC, 200)
     seconds = [one for own in shared for one in own]
     assert len(set(seconds)) == len(seconds) > 100

@@ -72,12 +72,10 @@ def test_metrics_are_those_of_the_depth_in_use(served, monkeypatch):
     assert read("draft_depth") == 5, "an idle server has nothing new"
     served.policy.verifications += 1
     served.publish(None)
-    monkeypatch.setattr(report_module, "is_first_rank", lambda: False)
-    served.publish(make_reporter())
-    assert read("draft_depth") == 5
-    monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
-    served.publish(make_reporter())
-    assert read("draft_depth") == 3
+    for is_first, depth in ((False, 5), (True, 3)):
+        monkeypatch.setattr(report_module, "is_first_rank", lambda is_first=is_first: is_first)
+        served.publish(make_reporter())
+        assert read("draft_depth") == depth
     served.policy.depths.forget_times()
     served.policy.verifications += 1
     served.publish(make_reporter())
@@ -140,11 +138,9 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
         assert (initial_steps, cfg_path) == (3, "adaptive.json")
         return Candidates()
 
-    assert choose() is make_upstream
-    assert choose(expert_policy="xshare", expert_policy_draft_depth="upstream") is make_upstream
-    assert choose(expert_policy="vanilla") is make_upstream
+    for policy, depth in ((None, None), ("xshare", "upstream"), ("vanilla", None)):
+        assert choose(expert_policy=policy, expert_policy_draft_depth=depth) is make_upstream
     policy = choose(expert_policy_draft_depth="throughput")(initial_steps=3, cfg_path="adaptive.json")
-    assert hooks._depth is not None
     assert hooks._depth.policy is policy
     assert policy._take_first_ranks is share_first, "ranks that decide by their own times wait for each other forever"
     stage = SimpleNamespace(last_switch=LastSwitch(), acceptance=Acceptance())

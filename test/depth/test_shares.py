@@ -27,16 +27,13 @@ def test_a_share_counts_requests_whose_drafts_before_it_were_accepted():
     assert shares.expect()[:3] == pytest.approx([1, 1 + first, 1 + first + first * second])
 
 
-def test_before_the_first_draft_every_draft_is_taken_as_accepted():
-    shares = Shares(3)
+@pytest.mark.parametrize("deepest", [3, 0])
+def test_before_the_first_draft_every_draft_is_taken_as_accepted(deepest):
+    """Without candidates that draft there is nothing to count."""
+    shares = Shares(deepest)
     shares.count(0, [0, 0])
-    assert (shares.shares, shares.expect(), shares.pooled) == ([1.0] * 3, [1.0, 2.0, 3.0, 4.0], None)
-
-
-def test_without_candidates_that_draft_there_is_nothing_to_count():
-    shares = Shares(0)
-    shares.count(0, [0])
-    assert (shares.shares, shares.expect()) == ([], [1.0])
+    tokens = [1.0, 2.0, 3.0, 4.0][: deepest + 1]
+    assert (shares.shares, shares.expect(), shares.pooled) == ([1.0] * deepest, tokens, None)
 
 
 @pytest.mark.parametrize("requests", [1, 16])

@@ -86,19 +86,14 @@ def test_a_step_of_another_batch_size_between_two_is_in_no_time():
 
 
 def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
-    sent: list[list[float]] = []
-
-    def send(own: list[float]) -> list[float]:
-        sent.append(own)
-        return own
-
+    sent = []
     traffic = Traffic(2, MID, costs(10e-3, 1e-3))
 
     def serve(noise: float, **options: object) -> list[int]:
         return Simulation(noise=noise, options=options).launch(traffic, 1500)
 
     # The same requests on both, by the same seed; what is drawn for the noise has no effect on them.
-    first = serve(0.0, take_first_ranks=send)
+    first = serve(0.0, take_first_ranks=lambda own: sent.append(own) or own)
     queue = iter(sent)
     assert serve(0.0, take_first_ranks=lambda own: next(queue), clock=lambda: 0.0) == first
     assert next(queue, None) is None, "both share at the same count of verifications"

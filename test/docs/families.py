@@ -26,13 +26,8 @@ from sglang_xshare.patching.queue import find_root, list_releases
 PAGE = ROOT / "docs" / "limits.md"
 JUDGED = ROOT / "test" / "compatibility" / "architectures.json"
 HEADINGS = (
-    "family",
-    "SGLang's class",
-    "start",
-    "answers, on a CPU",
-    "speed, on a GPU",
-    "graphs, on a stand-in",
-    "without",
+    *("family", "SGLang's class", "start", "answers, on a CPU"),
+    *("speed, on a GPU", "graphs, on a stand-in", "without"),
 )
 BEGIN = "<!-- made by python -m docs.families: {} -->\n"
 

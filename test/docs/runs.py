@@ -33,7 +33,9 @@ DEMO = measure(SMALL)
 SERVED = measure(f"--model {TINY} {SMALL}")
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 OWN = {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
-OWN_SERVED = replace(DEMO, replace=OWN)
+OWN_SERVED, OWN_QUALITY = replace(DEMO, replace=OWN), replace(QUALITY, replace=OWN)
+MINE = {"mine:budget": "custom:budget"}
+SCRATCH = {"DIR": "{scratch}"}
 COST = measure(f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4")
 BALANCE = measure("--batches 2", is_long=False)
 SHARDING = measure("--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1")
@@ -43,6 +45,7 @@ TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt",
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
+BUILT = Elsewhere("test/training/test_models.py", "that builds the model")
 
 EVALUATED = "it installs the harness first; other tasks than ours need the network"
 
@@ -220,20 +223,14 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "make demo": DEMO,
     "python -m benchmark.demo": Same("make demo"),
     'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': OWN_SERVED,
-    'make bench POLICIES="vanilla mine:budget=32"': replace(SERVED, replace={"mine:budget": "custom:budget"}),
-    ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": replace(
-        QUALITY, replace=OWN
-    ),
+    'make bench POLICIES="vanilla mine:budget=32"': replace(SERVED, replace=MINE),
+    ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": OWN_QUALITY,
     ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 custom:k0=1,budget=32,ranking=votes": QUALITY,
-    ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 mine:budget=32": replace(
-        QUALITY, replace={"mine:budget": "custom:budget"}
-    ),
+    ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 mine:budget=32": replace(QUALITY, replace=MINE),
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
     **{
-        f"python -m training.train_moe --model {words}": Elsewhere(
-            "test/training/test_models.py", "that builds the model"
-        )
+        f"python -m training.train_moe --model {words}": BUILT
         for words in (
             *("wide", "biased", "many128", "many512", "grouped --seed 2 --steps 400", "many128 --seed 2 --steps 200"),
             *("wide --seed 2 --steps 250", "biased --seed 2 --steps 160"),
@@ -249,16 +246,12 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
             *(f" EXPERIMENT=server PARTS=gpt-oss-120b{more}" for more in ("", "-no-warm-up")),
         )
     },
-    "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
-    "scripts/gpu/make_site.sh DIR": Run(
-        {"DIR": "{scratch}"}, status=1, shows=r"make_site: PYTHON must be a Python 3\.12 \(got "
-    ),
+    "make gpu-bundle FROM=DIR": Run(SCRATCH, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
+    "scripts/gpu/make_site.sh DIR": Run(SCRATCH, status=1, shows=r"make_site: PYTHON must be a Python 3\.12 \(got "),
     "scripts/gpu/pack_triton.sh CACHE": Run(
         {"CACHE": "{scratch}/none"}, status=1, shows=r"pack_triton: CACHE must be a folder, .* \(got .*none\)"
     ),
-    "python -m benchmark.gpu table --out DIR": Run(
-        {"DIR": "{scratch}"}, status=1, shows="no record with a point there"
-    ),
+    "python -m benchmark.gpu table --out DIR": Run(SCRATCH, status=1, shows="no record with a point there"),
     "SGLANG_MOE_CONFIG_DIR=RESULTS/moe-configs"
     " sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare": Serve(QWEN, CPU),
     "mkdir -p build/moe-configs": Run({"build/": "{scratch}/"}),

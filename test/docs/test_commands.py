@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,19 +104,12 @@ def test_server(command: Command, run: Serve, places: Callable[[str], str]) -> N
 
 def run_in_shell(command: Command, text: str, status: int, shows: str) -> None:
     """Run a command where its document has it run, and check how it ends and what it prints."""
-    done = subprocess.run(
-        ["bash", "-c", in_context(command, text)],
-        cwd=ROOT,
-        env=make_env(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1500,  # `make records` takes seven minutes where others use the two cores as well
-    )
-    assert done.returncode == status, f"{text}\n{done.stdout[-3000:]}"
-    assert "Traceback" not in done.stdout, f"{text}\n{done.stdout[-3000:]}"
-    assert re.search(shows, done.stdout), f"{text}\n{done.stdout[-3000:]}"
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    # `make records` takes seven minutes where others use the two cores as well.
+    more: dict[str, Any] = {"cwd": ROOT, "env": make_env(), "text": True, "timeout": 1500, **streams}
+    done = subprocess.run(["bash", "-c", in_context(command, text)], **more)
+    found = done.returncode, "Traceback" in done.stdout, re.search(shows, done.stdout) is not None
+    assert found == (status, False, True), f"{text}\n{done.stdout[-3000:]}"
 
 
 def in_context(command: Command, text: str) -> str:

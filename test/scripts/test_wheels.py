@@ -89,8 +89,7 @@ def test_ours_holds_the_queue_a_readme_and_links(ours: Path) -> None:
         entry_points = wheel.read(f"{info}/entry_points.txt").decode()
     queue = {f"sglang_xshare/patches/{file.relative_to(find_root())}" for file in find_root().rglob("*.patch")}
     assert queue < names
-    assert metadata["Version"] == __version__
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert (metadata["Version"], metadata["License-Expression"]) == (__version__, "Apache-2.0")
     assert "sglang-xshare = sglang_xshare.__main__:main" in entry_points
     readme = str(metadata.get_payload())
     assert readme == (ROOT / "python/README.md").read_text()
@@ -133,9 +132,8 @@ def test_a_patched_sglang_is_upstreams_but_for_the_queue(upstream: Path, tmp_pat
     for path in PATCHED:
         assert (f"\n  {path}\n" in notice) == (PATCHED[path] != FILES.get(path))
     metadata = Parser().parsestr(contents[f"{info}/METADATA"].decode())
-    assert metadata["Version"] == version
+    assert (metadata["Version"], metadata["Requires-Dist"]) == (version, f"sglang-xshare=={__version__}")
     assert metadata.get_all("License-File") == ["LICENSE", "NOTICE-sglang-xshare"]
-    assert metadata["Requires-Dist"] == f"sglang-xshare=={__version__}"
     assert metadata.get_payload() == "# SGLang\n\nVersion: 0.5.21\n"
     assert make_wheel(upstream, queue, tmp_path / "again").read_bytes() == made.read_bytes()
 

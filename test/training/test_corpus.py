@@ -22,10 +22,9 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             lines = "\n".join(f"value_{number}_{line} = {line * number}" for line in range(300))
             (tmp_path / kind / f"file{number}.{suffix}").write_text(f"{shared}\n\n{lines}\n")
     monkeypatch.setattr(corpus, "TRAIN_CHARS", 200_000)
-    monkeypatch.setattr(corpus, "STDLIB", tmp_path / "lib")
-    monkeypatch.setattr(corpus, "PYTHON_HEADERS", tmp_path / "include")
-    monkeypatch.setattr(corpus, "SYSTEM_HEADERS", tmp_path / "absent")
-    monkeypatch.setattr(corpus, "PERL_MANUAL", tmp_path / "absent")
+    folders = {"STDLIB": "lib", "PYTHON_HEADERS": "include", "SYSTEM_HEADERS": "absent", "PERL_MANUAL": "absent"}
+    for name, folder in folders.items():
+        monkeypatch.setattr(corpus, name, tmp_path / folder)
     return tmp_path
 
 

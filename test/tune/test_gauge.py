@@ -33,12 +33,10 @@ def test_a_policy_is_measured_against_vanilla_on_the_same_samples():
     gauge = Gauge(server, {"tuning": samples})
     found = gauge(policy, 2, "tuning")
     vanilla = gauge({"policy": "vanilla"}, 2, "tuning")
-    assert len(found.nats) == 4  # the fifth would be alone
-    assert found.saved == 4 * 24
+    assert (len(found.nats), found.saved) == (4, 4 * 24)  # the fifth would be alone
     losses = [one - own for one, own in zip(found.nats, vanilla.nats, strict=True)]
     assert found.divergences == pytest.approx(losses, abs=1e-5)
-    assert vanilla.divergences == [0] * 4
-    assert vanilla.saved is None
+    assert (vanilla.divergences, vanilla.saved) == ([0] * 4, None)
     assert [one["policy"] for one in server.switched] == ["vanilla", "xshare"]
     server.paged = True
     found = gauge(policy, 2, "tuning")

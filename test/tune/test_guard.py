@@ -41,8 +41,7 @@ def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, 
     assert err.startswith(f"tune: http://fake: {SWITCHED} (switch ")
     assert f"the same command continues from {tmp_path / 'out'}\n" in out
     assert err.count("\n") == 1
-    assert server.policy == other
-    assert server.switched[-1] == other
+    assert server.policy == server.switched[-1] == other
     assert not (tmp_path / "out" / "plan.json").exists()
     trace = tmp_path / "out" / "trace.jsonl"
     kept = trace.read_text() if trace.exists() else ""

@@ -10,8 +10,7 @@ from benchmark.common.plot import Line, Panel, Picture, _find_bars, draw
 def test_an_unknown_error_has_no_bar():
     below, above = _find_bars([1.0, 2.0, 3.0], [0.25, inf, (2.0, 5.0)])
     assert (below[0], below[2], above[0], above[2]) == (0.25, 1.0, 0.25, 2.0)
-    assert isnan(below[1])
-    assert isnan(above[1])
+    assert (isnan(below[1]), isnan(above[1])) == (True, True)
 
 
 @pytest.mark.parametrize("rows", [(), ("a",)])

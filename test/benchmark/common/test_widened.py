@@ -41,10 +41,8 @@ def test_logits_and_routing_are_the_shipped_checkpoints(folder: Path) -> None:
 
 
 def test_a_step_reads_the_widened_experts_and_nothing_more(folder: Path) -> None:
-    with (
-        safe_open(TRAINED / "model.safetensors", "pt") as shipped,
-        safe_open(folder / "model.safetensors", "pt") as wide,
-    ):
+    file = "model.safetensors"
+    with safe_open(TRAINED / file, "pt") as shipped, safe_open(folder / file, "pt") as wide:
         names = set(wide.keys())
         assert names == set(shipped.keys())
         sizes = {

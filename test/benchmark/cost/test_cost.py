@@ -24,9 +24,7 @@ def test_routing_really_runs_under_the_stage():
     shape = DecodeShape(rows=4, layers=2, experts=16, top_k=4)
     policy = Routers(shape, parse_variant("xshare:k0=1,add=4"))
     assert policy.time_step() > 0
-    assert policy.stage is not None
-    counted = policy.stage.acting.counters.totals.sum().item()
-    assert counted > 0
+    assert policy.stage.acting.counters.totals.sum() > 0
     assert hooks._stage is None
     assert Routers(shape, parse_variant("vanilla")).stage is None
     variants = [parse_variant(text) for text in ("vanilla", "oea:k0=2")]

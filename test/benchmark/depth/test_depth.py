@@ -58,9 +58,8 @@ def test_the_summary_compares_with_no_drafts_and_the_picture_has_a_panel_a_polic
 
 def test_servers_differ_in_their_drafts_alone(tmp_path):
     variants = list_variants("xshare:k0=1,add=8", tmp_path, [0, 1, 3], tmp_path)
-    assert [one.name.rpartition(", ")[2] for one in variants] == [
-        *("no drafts", "1 draft", "3 drafts", UPSTREAM, THROUGHPUT)
-    ]
+    names = [one.name.rpartition(", ")[2] for one in variants]
+    assert names == ["no drafts", "1 draft", "3 drafts", UPSTREAM, THROUGHPUT]
     assert {(one.policy, json.dumps(one.keys)) for one in variants} == {("xshare", '{"k0": 1, "add": 8}')}
     none, first, third, upstream, ours = ([*one.args] for one in variants)
     assert not any("speculative" in flag for flag in none)

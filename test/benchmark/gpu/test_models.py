@@ -32,10 +32,8 @@ for name in asked["environment"]:
 models = {}
 for path in asked["models"]:
     config = ModelConfig(model_path=path)
-    experts = [0, 0]
-    if not path.endswith("eagle3"):
-        model = read_model(config, path)
-        experts = [model.num_experts, model.top_k]
+    model = None if path.endswith("eagle3") else read_model(config, path)
+    experts = [model.num_experts, model.top_k] if model else [0, 0]
     models[path.rsplit("/", 1)[-1]] = [config.num_hidden_layers, config.vocab_size, *experts]
 print(json.dumps(models))
 """

@@ -14,8 +14,7 @@ def test_the_policies_and_observe_share_a_server_and_the_baseline_comes_first():
     paged = [one for one in variants if one.args[-1:] == ("32",)]
     assert [one.policy for one in paged] == [None, "xshare", "xshare", "observe"]
     whole, everything = variants[4:6]
-    assert whole.args == ()
-    assert everything.args[-1] == str(live.MOST)
+    assert (whole.args, everything.args[-1]) == ((), str(live.MOST))
     assert whole.keys == everything.keys == paged[1].keys
     assert live._judged(variants) == ["vanilla, all in memory", *UNIFORM[:2], OBSERVED]
 

@@ -33,18 +33,17 @@ def describe(field, **layout):
 def test_a_step_goes_on_behind_what_the_former_has_emitted():
     steps = split_places()
     for request in (0, 1):
-        seen, lengths = 0, []
+        lengths = []
         for step in steps[:, request]:
             if step[0] // 100 != request:
                 break  # of the next two sequences
-            assert step[0] % 100 == seen
+            assert step[0] % 100 == sum(lengths)
             own = (step == step[0] + torch.arange(4)).long().cumprod(0).sum()
             others = step[own:]
             assert (others // 100 != request).all()
             assert all(after == before + 1 for before, after in pairwise(others.tolist()))
             lengths.append(int(own))
-            seen += int(own)
-        assert seen > TOKENS * 0.6
+        assert sum(lengths) > TOKENS * 0.6
         assert 1.5 < sum(lengths) / len(lengths) < 2.3, "1.875 in the mean"
 
 

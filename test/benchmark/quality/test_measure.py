@@ -31,10 +31,8 @@ def test_means_acceptance_and_agreement():
 def test_loss_and_its_error():
     nats = torch.tensor([[1.0, 3.0], [2.0, 4.0], [5.0, 3.0]])
     loss = compare_loss(nats, torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 3.0]]))
-    assert loss.cross_entropy == pytest.approx(3.0)
     # Sequences differ by 0.5, 1.5 and 1.0: mean 1, standard deviation 0.5.
-    assert loss.delta == pytest.approx(1.0)
-    assert loss.error == pytest.approx(0.5 / 3**0.5)
+    assert (loss.cross_entropy, loss.delta, loss.error) == pytest.approx((3.0, 1.0, 0.5 / 3**0.5))
     assert str(loss) == "+1.0000 ± 0.2887"
     assert measure.explain_errors([asdict(loss)]).startswith("±: the standard error over sequences")
 
@@ -43,8 +41,7 @@ def test_the_error_of_batches_is_larger_than_that_of_their_coupled_sequences():
     """Batches of two differ by 1, 1, 2, 2, 3, 3: their means 1, 2, 3 have a standard error of 1 / sqrt(3)."""
     nats = torch.tensor([1.0, 1.0, 2.0, 2.0, 3.0, 3.0])[:, None]
     loss = compare_loss(nats, torch.zeros_like(nats), batch=2)
-    assert (loss.delta, loss.batches) == (2.0, 3)
-    assert loss.error == pytest.approx(1 / 3**0.5)
+    assert (loss.delta, loss.batches, loss.error) == (2.0, 3, pytest.approx(1 / 3**0.5))
     assert str(loss) == f"+2.0000 ± {4.303 / 3**0.5:.4f}"
     # A sequence without a counted token counts nowhere; the others of its batch do.
     counted = torch.tensor([True, False, True, True, True, True])[:, None]
@@ -69,8 +66,7 @@ def test_bench_is_transformers_own_loss_and_finds_right_answers(model):
     run = bench.run(build_plan("vanilla"), Layout(2))
     torch.testing.assert_close(run.nats, nats, rtol=1e-5, atol=1e-5)
     # The third begins in the prompt, so it does not count.
-    assert run.answers.tolist() == [True, False]
-    assert run.right[1, 1:3].tolist() == [True, True]
+    assert (run.answers.tolist(), run.right[1, 1:3].tolist()) == ([True, False], [True, True])
     assert run.nats.shape == run.greedy.shape == (4, 8)
 
 

@@ -34,16 +34,14 @@ def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
     assert asked == [4, 4]
     assert [one.prompt for one in traffic.samples] == [tokenize(f"The {n}th line") for n in (0, 2, 3, 4)]
     assert all(one.text == list(range(13)) for one in traffic.samples)
-    assert traffic.domains == ("mine",) * 4
-    assert traffic.problems == (Problem(tokenize("The 2th line"), "yes"),)
+    assert (traffic.domains, traffic.problems) == (("mine",) * 4, (Problem(tokenize("The 2th line"), "yes"),))
     assert traffic.mix() == traffic
 
 
 def test_problems_share_their_batches():
     problems = [Problem([n], "") for n in range(5)]
     alone = share_batch(problems, [one.prompt for one in problems], own=4, batch=4)
-    assert [rows for _, rows in alone] == [[[0], [1], [2], [3]], [[4], [4], [0], [1]]]
-    assert [len(some) for some, _ in alone] == [4, 1]
+    assert [(len(some), rows) for some, rows in alone] == [(4, [[0], [1], [2], [3]]), (1, [[4], [4], [0], [1]])]
     among = share_batch(problems, [[7], [8], [9]], own=2, batch=4)
     assert [rows for _, rows in among] == [[[0], [1], [7], [8]], [[2], [3], [9], [7]], [[4], [8], [9], [7]]]
 
@@ -54,8 +52,7 @@ def sequences(checkpoint):
 
 
 def test_sequences_are_the_text_and_answers_stand_in_it(checkpoint, tokenizer, sequences):
-    assert sequences.tokens.shape == (12, 40)
-    assert sequences.domains == ("arithmetic",) * 6 + ("prose",) * 6
+    assert (sequences.tokens.shape, sequences.domains) == ((12, 40), ("arithmetic",) * 6 + ("prose",) * 6)
     texts = [tokenizer.decode(part.flatten().tolist()) for part in sequences.tokens.split(6)]
     for domain, text in zip(("arithmetic", "prose"), texts, strict=True):
         assert (checkpoint / "heldout" / f"{domain}.txt").read_text().startswith(text)

@@ -30,8 +30,7 @@ def routing():
 def test_active_experts_are_those_of_the_step(routing):
     members = [(0, 3), (1, 5), (4, 3)]
     expected = routing.experts[0][3] | routing.experts[1][5] | routing.experts[4][3]
-    assert routing.active(members) == expected.bit_count()
-    assert routing.active([]) == 0
+    assert (routing.active(members), routing.active([])) == (expected.bit_count(), 0)
 
 
 def test_fewer_experts_are_active_with_affinity_within_its_bound(routing):

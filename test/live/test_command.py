@@ -84,20 +84,18 @@ def test_warnings_go_to_stderr(server, capsys):
     assert capsys.readouterr().err == "warning: never drops\n"
 
 
+ADMIN = {"SGLANG_ADMIN_API_KEY": "of the environment"}
+
+
 @pytest.mark.parametrize(
     ("words", "keys", "environment", "sent"),
     [
         (["get"], ["--api-key", "user"], {}, "user"),
         (["get"], [], {"SGLANG_API_KEY": "of the environment"}, "of the environment"),
-        (["get"], ["--api-key", "user"], {"SGLANG_ADMIN_API_KEY": "of the environment"}, "user"),
+        (["get"], ["--api-key", "user"], ADMIN, "user"),
         (["set", "xshare"], ["--api-key", "user", "--admin-api-key", "admin"], {}, "admin"),
         (["set", "xshare"], ["--api-key", "user"], {}, "user"),
-        (
-            ["set", "xshare"],
-            ["--api-key", "user"],
-            {"SGLANG_ADMIN_API_KEY": "of the environment"},
-            "of the environment",
-        ),
+        (["set", "xshare"], ["--api-key", "user"], ADMIN, "of the environment"),
     ],
 )
 def test_each_route_is_asked_with_its_key(words, keys, environment, sent, server, monkeypatch):

@@ -48,21 +48,18 @@ def test_gets_within_a_second_wait_for_the_device_once(asked, clock, looks):
     run(asked.model, "decode", 4)
     clock[0] += 0.75
     again = asked.get()
-    assert len(looks) == waits
-    assert again["counted_ago"] == 0.75
+    assert (len(looks), again["counted_ago"]) == (waits, 0.75)
     assert [again[name] for name in ("counters", "since_switch")] == [first["counters"], first["since_switch"]]
     clock[0] += 0.25
     later = asked.get()
-    assert len(looks) == 2 * waits
-    assert (later["counters"]["outcomes"]["policy"], later["counted_ago"]) == (2, 0)
+    assert (len(looks), later["counters"]["outcomes"]["policy"], later["counted_ago"]) == (2 * waits, 2, 0)
 
 
 def test_a_switch_and_the_first_get_after_it_count_exactly(asked, clock):
     asked.get()
     run(asked.model, "decode", 4)
     told = asked.post({"policy": "oea", "k0": 1})
-    assert told["counters"]["outcomes"]["policy"] == 1
-    assert told["since_switch"]["layer_steps"] == 0
+    assert (told["counters"]["outcomes"]["policy"], told["since_switch"]["layer_steps"]) == (1, 0)
     run(asked.model, "decode", 4)
     assert asked.get()["since_switch"]["outcomes"]["policy"] == 1
 

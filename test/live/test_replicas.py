@@ -17,8 +17,7 @@ def test_a_switch_is_a_check_and_a_commit(two):
     told = two.post(OEA)
     assert two.schedulers.phases == ["check", "commit"]
     assert (told["policy"], told["switches"], len(told["warnings"])) == ("oea", 2, 1)
-    assert two.get()["switches"] == 2
-    assert two.policies() == ["oea", "oea"]
+    assert (two.get()["switches"], two.policies()) == (2, ["oea", "oea"])
     first, second = two.ids()
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -61,8 +60,7 @@ def test_a_commit_that_fails_on_one_is_undone_on_all(failing, gone, is_late, two
     states, ids, before = two.states(), two.ids(), two.get()["switches"]
     fail_once(monkeypatch, two.both[failing], is_late)
     line = "1 of 2 schedulers: MemoryError: no memory; 2 of 2 restored the previous policy"
-    assert two.refuse(OEA) == (line, 500)
-    assert two.schedulers.phases[-3:] == ["check", "commit", "restore"]
+    assert (two.refuse(OEA), two.schedulers.phases[-3:]) == ((line, 500), ["check", "commit", "restore"])
     assert two.states() == states
     for former, now in zip(ids, two.ids(), strict=True):
         for one, other in zip(former, now, strict=True):
@@ -71,8 +69,7 @@ def test_a_commit_that_fails_on_one_is_undone_on_all(failing, gone, is_late, two
     assert (told["policy"], told["disagreement"], told["switches"]) == ("vanilla", WHICH, before + 2)
     with refused(f"after = {before}"):
         two.post(OEA | {"after": before})
-    assert two.post(OEA | {"after": before + 2})["switches"] == before + 3
-    assert two.policies() == ["oea", "oea"]
+    assert (two.post(OEA | {"after": before + 2})["switches"], two.policies()) == (before + 3, ["oea", "oea"])
     assert len({one.stage.last_switch.number for one in two.both}) == 1
 
 
@@ -81,8 +78,7 @@ def test_a_restore_that_fails_is_told(two, monkeypatch):
     two.schedulers.arrive["restore"] = lambda: fail_once(monkeypatch, two.both[1], is_late=False)
     failed = "1 of 2 schedulers: MemoryError: no memory"
     assert two.refuse(OEA) == (f"{failed}; the previous policy was not restored: {failed}", 500)
-    assert two.post(OEA)["policy"] == "oea"
-    assert two.policies() == ["oea", "oea"]
+    assert (two.post(OEA)["policy"], two.policies()) == ("oea", ["oea", "oea"])
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -90,9 +86,7 @@ def test_a_check_that_fails_on_one_changes_nothing(failing, two, monkeypatch):
     states = two.states()
     monkeypatch.setattr(two.both[failing].control, "check", lambda *args: 1 / 0)
     assert two.refuse(OEA) == ("1 of 2 schedulers: ZeroDivisionError: division by zero", 500)
-    assert two.schedulers.phases == ["check"]
-    assert two.states() == states
-    assert two.get()["switches"] == 1
+    assert (two.schedulers.phases, two.states(), two.get()["switches"]) == (["check"], states, 1)
 
 
 @pytest.mark.parametrize(("faults", "status"), [((), 400), ((0,), 500), ((1,), 500), ((0, 1), 500)])
@@ -121,8 +115,7 @@ def test_a_fallback_between_check_and_commit_refuses_the_switch(two):
     two.schedulers.arrive["commit"] = lambda: fall_back(two.both[1])
     line = "the policy changed after the check; ask again; 1 of 2 restored the previous policy"
     assert two.refuse(OEA | {"after": 1})[0] == f"1 of 2 schedulers: {line}"
-    assert two.policies() == ["xshare", "vanilla"]
-    assert two.get()["disagreement"] == WHICH
+    assert (two.policies(), two.get()["disagreement"]) == (["xshare", "vanilla"], WHICH)
 
 
 def test_a_trial_keeps_the_rule_for_exact_requests_of_both(two):
@@ -167,8 +160,7 @@ def test_two_posts_at_once_do_not_interleave(two):
     told, late = two.post_both(*(two.replicas.switch(body | {"after": 1}) for body in (OEA, {"policy": "vanilla"})))
     assert (told["policy"], told["switches"]) == ("oea", 2)
     assert str(late).startswith("after = 1: must be 2")
-    assert two.schedulers.phases == ["check", "commit", "check"]
-    assert two.policies() == ["oea", "oea"]
+    assert (two.schedulers.phases, two.policies()) == (["check", "commit", "check"], ["oea", "oea"])
 
 
 def test_of_two_processes_that_switch_at_once_one_does(two):

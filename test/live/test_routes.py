@@ -127,9 +127,8 @@ def test_counts_by_layer_are_added_up_layer_by_layer():
 def test_what_is_no_object_never_reaches_a_scheduler(body, line):
     manager = Manager(said(ANSWER))
     answer = make_client(manager).post(PATH, content=body)
-    assert answer.status_code == 400
+    assert (answer.status_code, manager.asked) == (400, [])
     assert answer.json()["error"].startswith(line)
-    assert manager.asked == []
 
 
 def test_a_refusal_of_all_is_one_line():

@@ -131,11 +131,8 @@ def test_one_frame_where_stdout_is_no_terminal(server, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert "switches: 3; since the last: active experts: 14.5 -> 6.2, kept mass: 0.8750, policy steps: 2" in out
-    for words in (
-        "xshare, plan 0a1b2c3d",
-        "k0=1, add=24",
-        "150.5 tokens/s, accepted length 3.00; 16 running, 0 queued",
-    ):
+    assert "150.5 tokens/s, accepted length 3.00; 16 running, 0 queued" in out
+    for words in ("xshare, plan 0a1b2c3d", "k0=1, add=24"):
         assert words in out
     assert "mass=" not in out
     assert read_rows(out) == [["1", "11.7", "5.0", "0.8125"], ["3", "11.0", "6.0", "0.7500"]]

@@ -39,7 +39,6 @@ def refused(work: Callable[[], object], tree: Path) -> str:
     before, modes = read_tree(tree), read_modes(tree)
     with pytest.raises(PatchError) as refusal:
         work()
-    assert read_tree(tree) == before
-    assert read_modes(tree) == modes
+    assert (read_tree(tree), read_modes(tree)) == (before, modes)
     assert "\n" not in str(refusal.value)
     return str(refusal.value)

@@ -101,8 +101,7 @@ def test_a_user_who_may_write_the_tree_but_does_not_own_it_patches(tree, queue, 
     assert read_tree(tree) == PATCHED
     assert set(given) == (set() if group_too else {(tree / "sglang").stat().st_gid})
     revert(tree)
-    assert read_tree(tree) == FILES
-    assert read_modes(tree) == modes
+    assert (read_tree(tree), read_modes(tree)) == (FILES, modes)
 
 
 def test_a_user_who_may_write_the_tree_reverts_what_another_user_has_patched(tree, queue, monkeypatch):
@@ -127,8 +126,7 @@ def test_a_user_who_may_write_the_tree_reverts_what_another_user_has_patched(tre
     revert(tree)
     for file in held:
         file.close()
-    assert read_tree(tree) == FILES
-    assert read_modes(tree) == modes
+    assert (read_tree(tree), read_modes(tree)) == (FILES, modes)
 
 
 def test_python_runs_no_unchecked_bytecode_of_another_content(tree, queue):

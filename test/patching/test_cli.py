@@ -14,6 +14,7 @@ import pytest
 
 from patching.fake import FILES, LATER_QUEUE, PATCHED, RELEASE, write_queue
 from patching.runs import read_tree
+from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.patching import engine
 
@@ -29,11 +30,9 @@ def _patch(*words: object) -> int:
 
 def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert _patch(*words) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith(f"patch {words[0]}: ")
-    return captured.err.strip()
+    line = read_refusal(capsys)
+    assert line.startswith(f"patch {words[0]}: ")
+    return line.strip()
 
 
 def test_a_round_trip(tree, capsys):

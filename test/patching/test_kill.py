@@ -182,6 +182,5 @@ def test_a_disk_error_everywhere(scratch, start, stopped):
         if code == FINISHED:  # the error was of no consequence: making a directory that exists
             assert read_tree(lab.tree) == lab.contents[stopped]
         elif start == "revert":
-            assert read_tree(lab.tree) == FILES
-            assert read_modes(lab.tree) == lab.modes
+            assert (read_tree(lab.tree), read_modes(lab.tree)) == (FILES, lab.modes)
         lab.finish(list(lab.operations)[at % 3])

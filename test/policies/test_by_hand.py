@@ -77,8 +77,7 @@ def test_ranks():
             plan = spell(f"xshare:target_per_rank={target},balance={balance}")
             assert indices(choose(RANKED, plan, Router(6), None, ranks).selected) == set(map(int, experts))
     out = choose(RANKINGS, spell("oea:k0=1,target_per_rank=1"), Router(3), rank_of_expert=ranks)
-    assert indices(out.selected) == {0, 2, 4, 5}
-    assert out.topk_ids.tolist() == [[0, 2, 4], [5, 4, 2], [2, 0, 4]]
+    assert (indices(out.selected), out.topk_ids.tolist()) == ({0, 2, 4, 5}, [[0, 2, 4], [5, 4, 2], [2, 0, 4]])
     assert choose(RANKINGS, spell("oea:k0=1,target_per_rank=3"), Router(3), rank_of_expert=ranks).selected.all()
 
 

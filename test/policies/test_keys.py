@@ -24,8 +24,7 @@ def nest(levels):
 
 
 def test_a_value_is_repeated_as_json_up_to_its_limit():
-    assert as_json("xshare") == "'xshare'"
-    assert as_json({"k0": [1, None]}) == '{"k0": [1, null]}'
+    assert (as_json("xshare"), as_json({"k0": [1, None]})) == ("'xshare'", '{"k0": [1, null]}')
     assert as_json("x" * (LONGEST - 2)) == repr("x" * (LONGEST - 2))
     shown = as_json(LONG)
     assert len(shown) == LONGEST
@@ -85,5 +84,4 @@ def test_what_is_given_twice_is_named_up_to_the_limit():
 
 
 def test_a_long_word_is_compared_with_nothing():
-    assert suggest("xshar", ["xshare"]) == "; did you mean xshare?"
-    assert suggest(LONG, ["xshare"]) == ""
+    assert (suggest("xshar", ["xshare"]), suggest(LONG, ["xshare"])) == ("; did you mean xshare?", "")

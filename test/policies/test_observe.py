@@ -44,8 +44,7 @@ def test_a_plan_has_one_name_however_it_is_typed():
     """It is a label on /metrics, and a key in the trace."""
     for plan in ("xshare:k0= 1,add=4\n,", 'xshare:{"k0":1,"add":4}', {"policy": "xshare", "k0": 1, "add": 4}):
         schedule = build_schedule("observe", {"plans": [plan]}, speculative=False)
-        assert list(schedule.observed) == ["xshare:k0=1,add=4"]
-        assert schedule.given["plans"] == [plan]
+        assert (list(schedule.observed), schedule.given["plans"]) == (["xshare:k0=1,add=4"], [plan])
 
 
 @pytest.mark.parametrize(

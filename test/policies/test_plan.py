@@ -102,8 +102,7 @@ def test_numbers_take_their_normal_form():
 
 def test_a_free_plan_is_the_same_plan():
     named, free = build_plan("oea", k0=2, kmax=9), build_plan("custom", k0=2, kmax=9)
-    assert (named.policy, free.policy) == ("oea", "custom")
-    assert free == SelectionPlan(k0=2, kmax=9)
+    assert (named.policy, free.policy, free) == ("oea", "custom", SelectionPlan(k0=2, kmax=9))
     assert {key: getattr(named, key) for key in KEYS} == {key: getattr(free, key) for key in KEYS}
 
 

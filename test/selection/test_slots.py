@@ -18,8 +18,7 @@ from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, r
 )
 def test_what_fills_an_empty_slot(ids, filler, filled):
     found = fill_slots(torch.tensor(ids, dtype=torch.int32), torch.tensor(filler, dtype=torch.int32))
-    assert found.dtype == torch.int32
-    assert found.tolist() == filled
+    assert (found.dtype, found.tolist()) == (torch.int32, filled)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +43,7 @@ def test_slots_of_weight_0_are_dropped():
     ids = torch.tensor([[3, 1, 3], [2, 2, 2], [7, 4, 7]], dtype=torch.int32)
     weights = torch.tensor([[0.6, 0.4, 0.0], [0.0, -0.0, 0.0], [torch.nan, 1e-45, 0.0]])
     dropped = drop_slots(ids, weights)
-    assert dropped.dtype == torch.int32
-    assert dropped.tolist() == [[3, 1, -1], [-1, -1, -1], [7, 4, -1]]
+    assert (dropped.dtype, dropped.tolist()) == (torch.int32, [[3, 1, -1], [-1, -1, -1], [7, 4, -1]])
 
 
 def test_slots_are_filled_anew_from_places_in_use():

@@ -44,13 +44,8 @@ def list_routers() -> Iterator[dict[str, Any]]:
     ):
         # Without a factor there is nothing to apply, and a shared expert's weight is left to chance upstream.
         if factor is not None or not (on_output or shared):
-            yield {
-                **kind,
-                "renormalize": renormalize,
-                "routed_scaling_factor": factor,
-                "apply_routed_scaling_factor_on_output": on_output,
-                "shared": shared,
-            }
+            scaling = {"routed_scaling_factor": factor, "apply_routed_scaling_factor_on_output": on_output}
+            yield {**kind, **scaling, "renormalize": renormalize, "shared": shared}
 
 
 def list_own() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -243,17 +243,10 @@ def allows_graph(rows: int) -> bool:
 
 def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
     """Upstream's reporter of a scheduler after so many forwards, its own and those it took part in."""
-    return SimpleNamespace(
-        forward_ct_decode=forwards,
-        scheduler=SimpleNamespace(forward_ct=forwards, weight_updater=SimpleNamespace(offload_tags=set())),
-        **{
-            "decode_log_interval": 40,
-            "metrics_collector": SimpleNamespace(labels={}),
-            "current_scheduler_metrics_enabled": True,
-            "is_stats_logging_rank": True,
-            **changes,
-        },
-    )
+    usual: dict[str, Any] = {"decode_log_interval": 40, "metrics_collector": SimpleNamespace(labels={})}
+    usual |= {"current_scheduler_metrics_enabled": True, "is_stats_logging_rank": True}
+    scheduler = SimpleNamespace(forward_ct=forwards, weight_updater=SimpleNamespace(offload_tags=set()))
+    return SimpleNamespace(forward_ct_decode=forwards, scheduler=scheduler, **usual | changes)
 
 
 def outcomes(installed: Any) -> dict[str, int]:

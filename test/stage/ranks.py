@@ -84,11 +84,7 @@ FOUR = (
     Load((2, 2, 2, 2), prefills=(0, 3)),
     Load((0, 4, 4, 0)),
 )
-VERIFY = (
-    Load((2, 3), "verify", 4),
-    Load((3, 0), "verify", 4, longest=False),
-    Load((1, 2), "verify", 4, longest=False),
-)
+VERIFY = (Load((2, 3), "verify", 4), Load((3, 0), "verify", 4, longest=False), Load((1, 2), "verify", 4, longest=False))
 CASES = (
     Case("two", 2, 1, "xshare", XSHARE, DECODE),
     Case("two alone", 2, 1, "xshare", XSHARE | {"rows": "rank"}, DECODE),

@@ -21,6 +21,8 @@ from stage.fake import put_in_step
 EXPERTS, TOP_K, HIDDEN, WIDTH = 32, 4, 32, 16
 PLAN = {"policy": "xshare", "k0": 1, "add": 4}
 TRUNCATE = {"policy": "moe-spec", "budget": 3, "coverage": "truncate"}
+BATCHES = ((6, PLAN, 0), (6, PLAN, 2), (3, PLAN, 0), (6, TRUNCATE, 1), (40, PLAN, 9), (3, PLAN, 3))
+"""Rows, plan, and rows of padding."""
 
 
 def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.Tensor, ...]:
@@ -74,14 +76,7 @@ def main() -> None:
     """Batches of several sizes, with padding rows and rows that lose all experts but one."""
     for prebuilt in (False, True):
         handover.is_prebuilt = prebuilt
-        for rows, plan, padding in (
-            (6, PLAN, 0),
-            (6, PLAN, 2),
-            (3, PLAN, 0),
-            (6, TRUNCATE, 1),
-            (40, PLAN, 9),
-            (3, PLAN, 3),
-        ):
+        for rows, plan, padding in BATCHES:
             hidden, logits = torch.randn(rows, HIDDEN), torch.randn(rows, EXPERTS)
             layer = make_layer(build_plan(plan), rows, torch.arange(rows) < rows - padding)
             case = {"rows": rows, "plan": plan["policy"], "padding": padding, "prebuilt": prebuilt}

@@ -38,11 +38,7 @@ def schedule(keys: dict[str, Any]) -> Schedule | None:
 
 
 def switch(
-    stage: Stage,
-    latter: Schedule | None,
-    reporter: Any,
-    rule: Rule | None = None,
-    recaptures: bool = True,
+    stage: Stage, latter: Schedule | None, reporter: Any, rule: Rule | None = None, recaptures: bool = True
 ) -> float | None:
     """Switch to another schedule, as `live.control` does."""
     reports = hooks._reports

@@ -54,9 +54,7 @@ def test_the_chance_of_simulated_chains_is_found_again(chance, width):
 @pytest.mark.parametrize("width", [1, 2, 5, 256])
 def test_more_accepted_is_never_a_smaller_chance_and_all_have_bounds(width):
     found = [estimate((width - 1) * part / 100, width) for part in range(101)]
-    assert found == sorted(found)
-    assert found[-1] == START
-    assert found[0] == (1 / 64 if width > 1 else START)
+    assert (found, found[-1], found[0]) == (sorted(found), START, 1 / 64 if width > 1 else START)
     assert all(chance * 64 == int(chance * 64) for chance in found)
 
 

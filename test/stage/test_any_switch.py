@@ -143,8 +143,7 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     levels = [record.levelname for record in caplog.records if "captured either" in record.message]
     assert levels == ["ERROR"] * (failures == 2)
     assert caplog.text.count("Expert policy: a capture of CUDA graphs failed") == failures
-    assert (installed.in_force, installed.last_switch.number) == (in_force, 0)
-    assert find_faults(installed) == []
+    assert (installed.in_force, installed.last_switch.number, find_faults(installed)) == (in_force, 0, [])
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
     if failures == 2:
         assert switch(installed, None, reporter) is None
@@ -152,8 +151,7 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
         assert installed.graphs.rows == []
     for latter, captures in (({"policy": "xshare", "k0": 1, "add": 3}, failures == 2), (POLICIES["oea"], True)):
         assert (switch(installed, schedule(latter), reporter) is not None) == captures
-        assert installed.graphs.rows == list(SIZES)
-        assert find_faults(installed) == []
+        assert (installed.graphs.rows, find_faults(installed)) == (list(SIZES), [])
 
 
 def test_lost_graphs_that_a_weight_update_captures_are_not_captured_again(serve, reporter):

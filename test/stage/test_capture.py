@@ -1,4 +1,4 @@
-"""What a CUDA graph needs of the stage: a step never waits for the device, and vanilla forwards can be compiled."""
+"""What a CUDA graph needs of the stage: a step never waits for the device, and counts where the one before did."""
 
 from typing import Any
 
@@ -7,20 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from selection.launched import forgets
-from sglang_xshare import Router, build_plan, hooks, select
-from stage.fake import (
-    EXPERTS,
-    TOP_K,
-    XSHARE,
-    Gather,
-    Model,
-    RefuseHostData,
-    flags,
-    forward_batch,
-    gathered_batches,
-    outcomes,
-    run,
-)
+from sglang_xshare import Router, build_plan, select
+from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, RefuseHostData, flags, forward_batch, gathered_batches, run
 
 __all__ = ["forgets"]
 pytestmark = pytest.mark.usefixtures("forgets")
@@ -94,20 +82,3 @@ def test_orders_of_many_layers_stay_on_the_device():
     with RefuseHostData():
         for plan in plans:
             select(logits, plan, Router(TOP_K))
-
-
-def test_vanilla_forward_can_be_compiled(attach):
-    """As piecewise prefill graphs: the stage breaks none, and their compilation is no forward of the runner."""
-    model = Model(2)
-
-    @torch.compile(fullgraph=True, backend="eager")
-    def layers(hidden: torch.Tensor) -> torch.Tensor:
-        for config in model.configs:
-            hidden = hidden * hooks.route(config, hidden).top_k
-        return hidden
-
-    model.forward = lambda input_ids, positions, forward_batch: layers(torch.ones(1)).item()
-    installed = attach(model, **XSHARE)
-    assert model.runner.forward(forward_batch("prefill", 4)) == TOP_K**2
-    assert layers(torch.ones(1)).item() == TOP_K**2
-    assert outcomes(installed) == {"prefill": 1}

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_xshare import hooks
 from sglang_xshare.stage.forward import wrap_router
-from stage.fake import XSHARE, forward_batch, replay, run
+from stage.fake import TOP_K, XSHARE, Model, forward_batch, outcomes, replay, run
 
 
 def test_ranks_compare_after_forwards_that_the_model_does_not_see(build):
@@ -52,3 +53,20 @@ def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(buil
     model.logits = model.logits[:10]
     with pytest.raises(RuntimeError, match=r"^MoE layer 0: router rows must be 12 \(got 10\)$"):
         model.forward(None, None, forward_batch("decode", 12))
+
+
+def test_vanilla_forward_can_be_compiled(attach):
+    """As piecewise prefill graphs: the stage breaks none, and their compilation is no forward of the runner."""
+    model = Model(2)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def layers(hidden: torch.Tensor) -> torch.Tensor:
+        for config in model.configs:
+            hidden = hidden * hooks.route(config, hidden).top_k
+        return hidden
+
+    model.forward = lambda input_ids, positions, forward_batch: layers(torch.ones(1)).item()
+    installed = attach(model, **XSHARE)
+    assert model.runner.forward(forward_batch("prefill", 4)) == TOP_K**2
+    assert layers(torch.ones(1)).item() == TOP_K**2
+    assert outcomes(installed) == {"prefill": 1}

@@ -15,6 +15,8 @@ from stage.fake import Config
 config = partial(Config, top_k=8)
 GROUPED = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
 BIAS = torch.zeros(64)
+ONE_SHARED = {"top_k": 9, "num_fused_shared_experts": 1}
+SHARED = "fused shared experts in a router that is"
 
 
 @pytest.mark.parametrize(
@@ -22,18 +24,9 @@ BIAS = torch.zeros(64)
     [
         ({"custom_routing_function": print}, "a routing function of the model's own"),
         ({"scoring_func": "tanh"}, "scoring function 'tanh'"),
-        (
-            {"top_k": 9, "num_fused_shared_experts": 1},
-            r"1 fused shared experts in a router that is ungrouped \(softmax\); must be",
-        ),
-        (
-            {"top_k": 9, "num_fused_shared_experts": 1, "renormalize": False, **GROUPED},
-            "1 fused shared experts in a router that is grouped, not renormalizing \\(softmax\\); must be",
-        ),
-        (
-            {"top_k": 10, "num_fused_shared_experts": 2, **GROUPED},
-            "2 fused shared experts in a router that is grouped \\(softmax\\); must be",
-        ),
+        (ONE_SHARED, rf"1 {SHARED} ungrouped \(softmax\); must be"),
+        (ONE_SHARED | GROUPED | {"renormalize": False}, rf"1 {SHARED} grouped, not renormalizing \(softmax\); must be"),
+        ({"top_k": 10, "num_fused_shared_experts": 2, **GROUPED}, rf"2 {SHARED} grouped \(softmax\); must be"),
     ],
 )
 def test_router_that_cannot_be_reproduced_is_refused(changes, named):
@@ -53,11 +46,11 @@ def test_a_bias_on_softmax_scores_counts_where_upstream_adds_it(adds, monkeypatc
 @pytest.mark.parametrize("scoring", ["sigmoid", "sqrtsoftplus"])
 def test_a_shared_expert_without_groups(scoring, monkeypatch):
     """As in MiniMax-M3, where upstream's CUDA kernel writes its column."""
-    shared = config(top_k=9, scoring_func=scoring, correction_bias=BIAS, num_fused_shared_experts=1)
+    shared = config(scoring_func=scoring, correction_bias=BIAS, **ONE_SHARED)
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: flag == "_is_cuda")
     assert read_router(shared).top_k == 8
     for changes in ({"scoring_func": "softmax", "correction_bias": None}, {"renormalize": False}):
-        with pytest.raises(ValueError, match=r"^1 fused shared experts in a router that is ungrouped"):
+        with pytest.raises(ValueError, match=f"^1 {SHARED} ungrouped"):
             read_router(replace(shared, **changes))
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: False)
     with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\)"):

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from sglang_xshare import hooks
+from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.stage.layer import DROPPED, FILLED
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import TOP_K, XSHARE, put_in_step, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, gathered_batches, outcomes, put_in_step, run
 
 
 def test_padding_is_masked_where_graphs_pad(build):
@@ -30,6 +30,24 @@ def test_padding_rows_make_no_expert_active(build):
         assert weights.eq(0).all(1).tolist() == [False] * (8 - padding) + [True] * padding
         counted += torch.tensor([len(live), 8 - padding])
     assert installed.acting.counters.totals[0, [2, 4]].tolist() == counted.tolist()
+
+
+def test_every_attention_dp_rank_selects_alike(build, monkeypatch):
+    """The router sees the rows of all ranks on each; the mask tells padding from them, on a CPU too."""
+    model, installed = build(1, **XSHARE)
+    assert not installed.reads_padding
+    batches = gathered_batches("decode", [3, 1, 0])
+    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
+    model.logits = torch.randn(9, EXPERTS, generator=torch.Generator().manual_seed(9))
+    live = torch.tensor([True, True, True, True, False, False, False, False, False])
+    wanted = select(model.logits[live], build_plan("xshare", k0=1, add=2), Router(TOP_K)).active
+    for batch in batches:
+        model.runner.forward(batch)
+        weights, ids = model.routed[0]
+        assert set(ids.flatten().tolist()) == set(wanted.nonzero().flatten().tolist())
+        assert weights[~live].eq(0).all()
+    assert outcomes(installed) == {"policy": 3}
+    assert installed.acting.counters.totals[0, [0, 2, 4]].tolist() == [3, 3 * wanted.sum(), 3 * 4]
 
 
 def test_masking_alone_keeps_every_rows_own_experts(build):

@@ -166,8 +166,7 @@ def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
         if mode == "decode":
             assert torch.equal(stage.paged.residents.loaded, torch.stack(before))
     switch(stage, None, REPORTER)
-    assert decode(model, 9, 8) == "executor"
-    assert decode(model, 9, 3) == "device_executor"
+    assert (decode(model, 9, 8), decode(model, 9, 3)) == ("executor", "device_executor")
     switch(stage, make_schedule("xshare", k0=1, add=4), REPORTER)
     assert decode(model, 9, 8) == "device_executor"
     assert model.worst < 1e-4

@@ -20,10 +20,15 @@ def size(model: PagedModel, slots: int | None) -> None:
         paging.num_resident = slots
 
 
-def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_steps(monkeypatch):
+def put_unsized(monkeypatch, **keys):
+    """Return a model whose slots are not sized yet, and the stage around it."""
     model = PagedModel()
     size(model, None)
-    stage = put(monkeypatch, model, **PUBLISHED)
+    return model, put(monkeypatch, model, **keys)
+
+
+def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_steps(monkeypatch):
+    model, stage = put_unsized(monkeypatch, **PUBLISHED)
     assert stage.paged is not None
     (method, *_), (layer, *_) = model.paging, stage.layers
     key = StepKey("decode", 4)
@@ -43,9 +48,7 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
 
 def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
     """With no slot any resident may join. With slots for all experts of two rows the plan changes nothing."""
-    model = PagedModel()
-    size(model, None)
-    stage = put(monkeypatch, model, k0=1, add=24)
+    model, stage = put_unsized(monkeypatch, k0=1, add=24)
     layer, key = stage.layers[0], StepKey("decode", 2)
     assert stage.in_force.find(layer, key).reason is None
     assert stage.in_force.find_outcome(key) == "policy"
@@ -64,9 +67,7 @@ def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
 
 
 def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
-    model = PagedModel()
-    size(model, None)
-    stage = put(monkeypatch, model, **PUBLISHED)
+    model, stage = put_unsized(monkeypatch, **PUBLISHED)
     size(model, EXPERTS)
     assert stage.in_force.fits(StepKey("decode", 32))
     decode(model, 0, 8)

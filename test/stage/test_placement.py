@@ -23,11 +23,8 @@ def read(monkeypatch):
 
     def find(num_experts: int, ranks: int, locations: torch.Tensor | None = None, redundant: int = 0):
         config = SimpleNamespace(num_experts=num_experts, num_experts_per_tok=2)
-        model = SimpleNamespace(
-            hf_config=SimpleNamespace(architectures=["Qwen3MoeForCausalLM"]),
-            hf_text_config=config,
-            num_hidden_layers=LAYERS,
-        )
+        whole = SimpleNamespace(architectures=["Qwen3MoeForCausalLM"])
+        model = SimpleNamespace(hf_config=whole, hf_text_config=config, num_hidden_layers=LAYERS)
         monkeypatch.setattr(layers, "model_config", lambda server_args: model)
         monkeypatch.setattr(layers, "expert_locations", lambda config: locations)
         server_args = SimpleNamespace(ep_size=ranks, model_path="path", ep_num_redundant_experts=redundant)

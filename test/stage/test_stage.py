@@ -12,21 +12,7 @@ from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.stage.record.counters import AFTER, STEPS
 from sglang_xshare.start import start
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import (
-    EXPERTS,
-    TOP_K,
-    XSHARE,
-    Config,
-    Gather,
-    Model,
-    bind,
-    flags,
-    forward_batch,
-    gathered_batches,
-    outcomes,
-    run,
-    runner,
-)
+from stage.fake import EXPERTS, TOP_K, XSHARE, Config, Model, bind, flags, forward_batch, outcomes, run, runner
 
 
 def count_experts(model: Model) -> list[int | None]:
@@ -141,24 +127,6 @@ def test_verify_groups_by_request(build):
     assert count_experts(model) != [None], "the four rows of a request want more than one row does"
 
 
-def test_every_attention_dp_rank_selects_alike(build, monkeypatch):
-    """The router sees the rows of all ranks on each; the mask tells padding from them, on a CPU too."""
-    model, installed = build(1, **XSHARE)
-    assert not installed.reads_padding
-    batches = gathered_batches("decode", [3, 1, 0])
-    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
-    model.logits = torch.randn(9, EXPERTS, generator=torch.Generator().manual_seed(9))
-    live = torch.tensor([True, True, True, True, False, False, False, False, False])
-    wanted = select(model.logits[live], build_plan("xshare", k0=1, add=2), Router(TOP_K)).active
-    for batch in batches:
-        model.runner.forward(batch)
-        weights, ids = model.routed[0]
-        assert set(ids.flatten().tolist()) == set(wanted.nonzero().flatten().tolist())
-        assert weights[~live].eq(0).all()
-    assert outcomes(installed) == {"policy": 3}
-    assert installed.acting.counters.totals[0, [0, 2, 4]].tolist() == [3, 3 * wanted.sum(), 3 * 4]
-
-
 def test_layers_and_batch_sizes_get_their_own_plans(build):
     layers = {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": 3}}
     model, _ = build(**flags("xshare", k0=1, add=0, layers=layers, by_rows={"8": {"k0": 2}}))
@@ -248,17 +216,10 @@ def test_a_forward_batch_may_be_passed_by_its_name(build):
 
 @pytest.mark.parametrize(("on_output", "own", "shared"), [(True, 2.5, 1.0), (False, 1.0, 0.4)])
 def test_a_shared_expert_has_the_weight_that_a_later_scaling_cancels(attach, on_output, own, shared):
-    config = Config(
-        top_k=TOP_K + 1,
-        use_grouped_topk=True,
-        num_expert_group=4,
-        topk_group=4,
-        num_fused_shared_experts=1,
-        routed_scaling_factor=2.5,
-        apply_routed_scaling_factor_on_output=on_output,
-    )
+    groups = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 4, "num_fused_shared_experts": 1}
+    scaling = {"routed_scaling_factor": 2.5, "apply_routed_scaling_factor_on_output": on_output}
     model = Model(0)
-    model.configs = [config]
+    model.configs = [Config(TOP_K + 1, **groups, **scaling)]
     attach(model, **XSHARE)
     run(model, "decode", 4)
     weights, ids = model.routed[0]

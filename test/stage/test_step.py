@@ -40,8 +40,7 @@ def test_a_draft_through_the_targets_own_layers_is_no_step(kind, is_step):
     step = read_step(batch, mask_padding=True, by_depth=True)
     assert (step is not None) == is_step
     if is_step:
-        assert (step.rows, step.batch.tokens_per_request) == (8, 4)
-        assert step.batch.depth.tolist() == [0, 1, 2, 3] * 2
+        assert (step.rows, step.batch.tokens_per_request, step.batch.depth.tolist()) == (8, 4, [0, 1, 2, 3] * 2)
 
 
 @pytest.mark.parametrize("module", ["dflash_info.DFlashVerifyInput", "frozen_kv_mtp_info.FrozenKVMTPVerifyInput"])
@@ -76,8 +75,7 @@ def test_a_verify_step_says_how_deep_drafts_are():
     batch.out_cache_loc[:8] += 1
     step = read_step(batch, mask_padding=True, by_depth=True)
     assert step.batch.depth.tolist() == [0, 1, 2, 3, 0, 1, 1, 2, 0, 0, 0, 1]
-    assert step.batch.depth.dtype == torch.int32
-    assert step.batch.valid.tolist() == [True] * 8 + [False] * 4
+    assert (step.batch.depth.dtype, step.batch.valid.tolist()) == (torch.int32, [True] * 8 + [False] * 4)
     assert read_step(batch, mask_padding=True).batch.depth is None
 
 

@@ -57,8 +57,7 @@ def test_log_metrics_and_counters_tell_both_plans_apart(build, reporter, caplog,
     decode(model, reporter)
     assert installed.acting.since_switch.look()[0].outcomes["policy"] == 1
     assert "policy steps: 1" in hooks.report(reporter)
-    assert read_figure("steps_total", outcome="policy") == 4
-    assert read_figure("layer_steps_total") == 12
+    assert (read_figure("steps_total", outcome="policy"), read_figure("layer_steps_total")) == (4, 12)
 
 
 def test_observe_and_back_with_a_trace(build, reporter, tmp_path):
@@ -147,7 +146,6 @@ def test_metrics_that_refuse_a_value_are_logged_once(build, reporter, caplog, mo
         decode(model, reporter)
         assert hooks.report(reporter) == ""
     assert len(file.read_text().splitlines()) == 2 * len(model.configs)
-    assert [record.message.partition(" up to")[0] for record in caplog.records] == [
-        f"Expert policy: could not bring the {report}"
-        for report in ("metrics (in force)", "metrics (counted)", "metrics (observed)", "log line")
-    ]
+    reports = "metrics (in force)", "metrics (counted)", "metrics (observed)", "log line"
+    failures = [f"Expert policy: could not bring the {report}" for report in reports]
+    assert [record.message.partition(" up to")[0] for record in caplog.records] == failures

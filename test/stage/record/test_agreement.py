@@ -69,8 +69,7 @@ def test_a_switch_starts_anew_without_the_steps_of_the_former_policy():
     agreement = make(lambda own: [torch.zeros_like(own)])  # the other rank has selected nothing
     agreement.count(make_tally([(2, 2)]).active)
     agreement.begin()
-    assert agreement.end_forward(None) == []
-    assert agreement.counts == Counter()
+    assert (agreement.end_forward(None), agreement.counts) == ([], Counter())
 
 
 def test_all_ranks_are_compared_with_the_first():

@@ -62,5 +62,4 @@ def test_of_all_plans_that_were_in_force_one_series_is_left(tmp_path):
              for line in lines]  # fmt: skip
     assert all(found), lines
     hashes = [match[1] for match in found]
-    assert len(set(hashes)) == 41
-    assert hashes[-3:] == [hashes[0], hashes[40], hashes[0]]
+    assert (len(set(hashes)), hashes[-3:]) == (41, [hashes[0], hashes[40], hashes[0]])

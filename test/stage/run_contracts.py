@@ -90,8 +90,8 @@ def run(case: Case) -> dict[str, Any]:
     valid = torch.arange(ROWS) < case.live
     config = make_config(case.shared, renormalize=True, **(SHARED if case.shared else {"scoring_func": "softmax"}))
     masked = case.convention == MASKED
-    slots: dict[str, Any] = {"convention": case.convention, "renumbers": case.places is not None or case.amd}
-    layer = Layer(3, config, None, **slots, runner_ranks_logits=masked, recorded=not masked)
+    numbered: dict[str, Any] = {"convention": case.convention, "renumbers": case.places is not None or case.amd}
+    layer = Layer(3, config, None, **numbered, runner_ranks_logits=masked, recorded=not masked)
     plan = build_plan(PLANS[case.plan])
     put_in_step(layer, plan, Step("decode", ROWS, Batch(valid)))
     info, owner = make_places(case.places)

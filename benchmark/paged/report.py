@@ -1,5 +1,6 @@
 """Tables of the measurements with paged experts, and the policies that are measured."""
 
+import json
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
@@ -14,8 +15,7 @@ from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
 Page-ins a layer and step, in brackets relative to vanilla, and the loss in nats a token above vanilla on the same
-tokens. {errors} {mark}"""
-MARK = "†: utility=squared,own_share=0.75."
+tokens."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -34,7 +34,7 @@ def tabulate_paged(points: Points) -> Table:
             cells.append(_cell(point, vanilla) if point and vanilla else "")
         rows.append([str(slots), shorten(policy), *cells])
     headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    note = NOTE.format(errors=explain_errors(one["loss"] for one in points.values()), mark=MARK)
+    note = f"{NOTE} {explain_errors(one['loss'] for one in points.values())} {EXPLAINED}"
     return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
 
 
@@ -90,7 +90,7 @@ def tabulate_live(points: Points) -> Table:
     headings = ["at a time", "server", "tokens/s", "ratio", "page-ins", "loss, nats", "sums right"]
     workload = comparisons[0].workload
     sizes = f"{workload.requests} requests, {workload.output_tokens} tokens out, {workload.rounds} rounds"
-    note = f"{workload.model.name}: {sizes}. {LIVE_NOTE} {MARK}"
+    note = f"{workload.model.name}: {sizes}. {LIVE_NOTE} {EXPLAINED}"
     if workload.rounds == 1:
         note = f"{note} {ONE_ROUND}"
     return Table("Paged experts, served", headings, rows, note, text_columns=2)
@@ -114,6 +114,10 @@ def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any], concurr
 
 WEIGHTED: dict[str, Any] = {"utility": "squared", "own_share": 0.75}
 """The keys that all policies measured by default have. They give the smallest loss for a given number of experts."""
+MARK = "†"
+"""The mark that stands for the keys in `WEIGHTED` in the tables."""
+SPELT = ",".join(f"{key}={value}" for key, value in WEIGHTED.items())
+EXPLAINED = f"{MARK}: {SPELT}."
 
 
 def _spell(**keys: Any) -> str:
@@ -137,7 +141,5 @@ POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:
-    """Replace the keys in `WEIGHTED` by the mark that the note explains, to shorten the table."""
-    return policy.replace(",utility=squared,own_share=0.75", "†").replace(
-        ', "utility": "squared", "own_share": 0.75', "†"
-    )
+    """Replace the keys in `WEIGHTED` by their mark, to shorten the table. A policy is spelled by keys or as JSON."""
+    return policy.replace(f",{SPELT}", MARK).replace(f", {json.dumps(WEIGHTED)[1:-1]}", MARK)

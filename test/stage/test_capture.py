@@ -1,4 +1,4 @@
-"""What a CUDA graph needs of the stage: a step never waits for the device, and counts where the one before did."""
+"""A step that a CUDA graph captures never waits for the device, and adds to the same counters as the step before."""
 
 from typing import Any
 

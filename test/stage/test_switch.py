@@ -146,6 +146,6 @@ def test_metrics_that_refuse_a_value_are_logged_once(build, reporter, caplog, mo
         decode(model, reporter)
         assert hooks.report(reporter) == ""
     assert len(file.read_text().splitlines()) == 2 * len(model.configs)
-    reports = "metrics (in force)", "metrics (counted)", "metrics (observed)", "log line"
-    failures = [f"Expert policy: could not bring the {report}" for report in reports]
+    names = "metrics (in force)", "metrics (counted)", "metrics (observed)", "log line"
+    failures = [f"Expert policy: could not bring the {name}" for name in names]
     assert [record.message.partition(" up to")[0] for record in caplog.records] == failures

@@ -141,5 +141,6 @@ POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:
-    """Replace the keys in `WEIGHTED` by their mark, to shorten the table. A policy is spelled by keys or as JSON."""
-    return policy.replace(f",{SPELT}", MARK).replace(f", {json.dumps(WEIGHTED)[1:-1]}", MARK)
+    """Replace the keys in `WEIGHTED` by a mark at the end, to shorten a table. Keys are spelled plainly or in JSON."""
+    short = policy.replace(f",{SPELT}", "").replace(f", {json.dumps(WEIGHTED)[1:-1]}", "")
+    return policy if short == policy else short + MARK
